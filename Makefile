@@ -1,0 +1,39 @@
+# make demo   set up, then train a small language model on real text and use it (minutes, on a laptop)
+# make test   set up, then run the tests
+# make mutations, make check: every shipped bug must be caught; lint, format and types
+
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
+	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $(p))))
+BIN := $(VENV)/bin
+
+.PHONY: demo test mutations check clean
+demo: $(VENV)/.core
+	@$(BIN)/tandem train demo
+
+test: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+mutations: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tandem.testing.mutations
+
+check: $(VENV)/.test
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+clean:
+	rm -rf $(VENV)
+
+# The constraints file pins every version; torch's size depends on the package index: with CUDA by default on Linux.
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gives the small build.
+$(VENV)/.core: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer (set PYTHON=/path/to/python)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV): a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,tensorboard,test]'
+	@touch $@
