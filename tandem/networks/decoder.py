@@ -1,0 +1,208 @@
+"""The plain decoder: every token reads all tokens before it in its document and predicts the next.
+
+The baseline of all five methods, and the backbone they share. By settings it is the house's model, GPT-2
+(learned positions, LayerNorm, GELU, biases) or a Llama / Qwen model (grouped keys, QK-norm, untied head).
+
+    tokens [s, i+1)                 s: where the document of position i starts
+    tokens [max(s, i-w+1), i+1)     with a window of w
+
+Cost for one token of text: 2 (blocks + head) multiply-adds forward, 4 C FLOPs a layer for each token it reads;
+2 G D numbers of cache a layer.
+
+Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.corpus import Batch
+from tandem.networks.cost import Cost
+from tandem.networks.network import Network, padded
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.block import Block, BlockConfig, linear_work
+from tandem.nn.cache import Cache
+from tandem.nn.init import Embedding, Linear, initialise
+from tandem.nn.norm import norm
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal
+from tandem.recipe import register
+
+
+@register("network", "decoder")
+class Decoder(Network):
+    """The plain next-token Transformer; the contained baseline of every method."""
+
+    class Config(BlockConfig):
+        depth: int = Field(6, ge=1)
+        """Number of blocks."""
+        window: int | None = Field(None, ge=1)
+        """Tokens that a token may read, itself included; null: all of its document."""
+        tied: bool = True
+        """The output matrix is the token table."""
+
+        @property
+        def reach(self) -> int | None:
+            """Tokens before its own that a token may read; None: all of its document."""
+            return None if self.window is None else self.window - 1
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        c = config
+        self.table = Embedding(padded(vocabulary), c.width)
+        self.places = Embedding(context, c.width) if c.positions == "learned" else None
+        self.stack = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
+        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
+        if generator is not None:
+            initialise(self, c.init, c.depth, generator)
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
+        qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
+        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}}
+        return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Config, Callable[[str], str | None]]:
+        wide, plain = (config.model_copy(update={"window": window}) for window in (1 << 30, None))
+        return wide, plain, lambda name: name
+
+    @property
+    def longest(self) -> int | None:
+        return self.context if self.places is not None else None
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.stack
+
+    @property
+    def head(self) -> Tensor:
+        return (self.table if self.output is None else self.output).weight[: self.vocabulary]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        reader = SpanReader(self, causal(batch.starts, self.config.window), x)
+        if self.places is not None:
+            index = torch.arange(x.shape[1]) - batch.starts
+            x = x + self.places(index.to(x.device))
+        return self.run(x, reader), {}
+
+    def run(self, x: Tensor, reader: Any) -> Tensor:
+        """All blocks and the final norm."""
+        for block in self.stack:
+            x = self.run_block(block, x, reader)
+        return self.norm(x)
+
+    def rotation(self, first: int, length: int, like: Tensor) -> Rotation | None:
+        """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
+        c = self.config
+        if c.positions == "learned":
+            return None
+        columns = torch.arange(first, first + length, device=like.device)
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+
+    def session(self, rows: int) -> "DecoderSession":
+        return DecoderSession(self, rows)
+
+    def cost(self) -> Cost:
+        c = self.config
+
+        def read(n: int) -> int:
+            """Tokens before index n that its query reads, and that are kept for it."""
+            return n if c.reach is None else min(n, c.reach)
+
+        def pairs(n: int) -> int:
+            short = min(n, read(n) + 1)  # queries that read all before them
+            return short * (short + 1) // 2 + (n - short) * (read(n) + 1)
+
+        return Cost(
+            parameters=self.parameters_by_role(),
+            linear=c.depth * linear_work(c),
+            head=self.vocabulary * c.width,
+            pair=c.depth * c.heads * c.head_width,
+            pairs=pairs,
+            keys=lambda n: read(n) + 1,
+            cache=lambda n: 2 * c.depth * c.key_heads * c.head_width * read(n),
+        )
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        return [("tokens", causal(torch.tensor([starts]), config.window), len(starts))]
+
+
+class SpanReader:
+    """Reads a whole batch at once: every layer by the same spans, planned once."""
+
+    def __init__(self, network: Decoder, span: Span, x: Tensor):
+        self.rotation = network.rotation(0, x.shape[1], x)
+        self.span = span
+        self.plan = plan_attention([span], [x.shape[1]], device=x.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, [Source(k, v, self.span)], plan=self.plan)
+
+
+class DecoderSession:
+    """Caches of all layers. Prompts are aligned at their ends: row b begins at column pads[b]."""
+
+    def __init__(self, network: Decoder, rows: int):
+        self.network, self.rows = network, rows
+        self.caches = [Cache(network.config.reach) for _ in network.blocks]
+        self.columns = 0
+        self.pads = torch.zeros(rows, dtype=torch.long)
+
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        if len(prompts) != self.rows or not all(prompts):
+            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        longest = max(map(len, prompts))
+        self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
+        return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        network = self.network
+        tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)
+        x = network.embed(tokens)
+        columns = torch.arange(self.columns, self.columns + tokens.shape[1])
+        if network.places is not None:
+            index = (columns - self.pads[:, None]).clamp_min(0)
+            if int(index.max()) >= network.context:
+                raise ValueError(f"learned positions end at {network.context} tokens; generate fewer")
+            x = x + network.places(index.to(x.device))
+        self.rotation = network.rotation(self.columns, tokens.shape[1], x)
+        self.columns += tokens.shape[1]
+        self.plan = None
+        for block in network.stack:
+            x = block(x, self)
+        return (network.norm(x[:, -1]) @ network.head.T).float()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache = self.caches[layer]
+        k, v = cache.append(k, v)
+        if self.plan is None:
+            self.span = self._span(q.shape[2], k.shape[2])
+            self.plan = plan_attention([self.span], [k.shape[2]], device=q.device)
+        return attend(q, [Source(k, v, self.span)], plan=self.plan)
+
+    def _span(self, queries: int, keys: int) -> Span:
+        """What the newest columns read of those that the caches return."""
+        starts = (self.pads[:, None] - (self.columns - keys)).clamp_min(0)
+        return causal(starts, self.network.config.window, torch.arange(keys - queries, keys))
+
+    def fork(self) -> "DecoderSession":
+        other = DecoderSession(self.network, self.rows)
+        other.caches = [cache.fork() for cache in self.caches]
+        other.columns, other.pads = self.columns, self.pads
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return sum(cache.bytes for cache in self.caches)

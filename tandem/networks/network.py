@@ -1,0 +1,148 @@
+"""The contract of a network: one file, its own Config, and these answers.
+
+A network embeds tokens and maps embeddings to the hidden states from which tokens are read. It does not know
+what is asked of it: an objective may hand it other embeddings, and asks for a loss at the head.
+
+    x = network.embed(tokens)                      B T -> B T C
+    hidden, extra = network(x, batch)              B T C -> B T C, and named extra loss sums
+    loss, sums = network.nll(hidden, targets)      the head, in chunks: all logits never exist at once
+
+Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and recompute.
+`tandem.testing` holds every registered network to the contract; docs/adding_a_method.md walks through one.
+
+Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from tandem.corpus import Batch
+from tandem.networks.cost import Cost
+from tandem.nn.block import Block, compile_blocks
+from tandem.nn.head import nll_sums, token_nll
+from tandem.nn.init import roles
+from tandem.nn.spans import Span
+
+
+class Session(Protocol):
+    """Generation by one network: `rows` texts side by side, each going on by itself."""
+
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends tokens (B,), or several a row (B, n); logits (B, V) of what follows."""
+        ...
+
+    def fork(self) -> "Session":
+        """An independent continuation of the same texts."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the state that is held for the tokens so far."""
+        ...
+
+
+def padded(vocabulary: int) -> int:
+    """Rows of the token table: two spare ids for sentence boundaries, then up to a multiple of 64."""
+    return -(-(vocabulary + 2) // 64) * 64
+
+
+class Network(nn.Module):
+    """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability."""
+
+    Config: ClassVar[Any]
+    view: ClassVar[str] = "packed"
+    """The view of the corpus that it reads."""
+    cannot: ClassVar[dict[str, str]] = {}
+    """Capability -> reason, of what it refuses."""
+
+    def __init__(self, config: Any, vocabulary: int, context: int):
+        super().__init__()
+        self.config, self.vocabulary, self.context = config, vocabulary, context
+        self.recompute = False
+
+    @classmethod
+    def tiny(cls) -> dict[str, Any]:
+        """Settings by name, a few thousand parameters each, at which the contract is tested."""
+        raise NotImplementedError
+
+    @classmethod
+    def degenerate(cls, config: Any) -> tuple[Any, Any, Callable[[str], str | None]]:
+        """(settings near `config` at which this is the plain decoder, that decoder's settings, own parameter
+        name -> the decoder's, None where it has none)."""
+        raise NotImplementedError
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that a generated text can have, prompt included; None: any number."""
+        return None
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The units to compile, shard and recompute."""
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, T) ids to (B, T, C)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Embeddings (B, T, C) to hidden states (B, T, C) and extra loss terms, each a sum."""
+        raise NotImplementedError
+
+    @property
+    def head(self) -> Tensor:
+        """(V, C): the rows of the output matrix that take part in the softmax."""
+        raise NotImplementedError
+
+    def session(self, rows: int) -> Session:
+        raise NotImplementedError
+
+    def cost(self) -> Cost:
+        raise NotImplementedError
+
+    @classmethod
+    def drawing(cls, config: Any, starts: list[int]) -> list[tuple[str, Span, int]]:
+        """(title, span, number of keys) of every pattern, for a row whose documents begin at `starts`."""
+        raise NotImplementedError
+
+    def nll(self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head."""
+        rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
+        per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
+        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row)
+
+    def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """-log p of every asked target, nats, (B, T), 0 elsewhere; `x` in place of the tokens' embeddings."""
+        hidden, _ = self(self.embed(batch.tokens) if x is None else x, batch)
+        return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
+
+    def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
+        """Compiles the blocks for training; scoring and decoding stay eager."""
+        compile_blocks([block for block in self.blocks if isinstance(block, Block)], backend)
+        return self
+
+    def run_block(self, block: nn.Module, x: Tensor, reader: Any) -> Tensor:
+        """block(x, reader), keeping only x for the backward when `recompute` is on."""
+        if self.recompute and torch.is_grad_enabled():
+            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False)
+        return block(x, reader)
+
+    def parameters_by_role(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        named = dict(self.named_parameters())
+        for name, role in roles(self).items():
+            counts[role] = counts.get(role, 0) + named[name].numel()
+        return counts
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which matrix products run on x: autocast's where it is on, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -1,0 +1,1 @@
+"""What every network shares: attention over spans, the block, its cache, its head."""

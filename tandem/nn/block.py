@@ -1,0 +1,141 @@
+"""The one Transformer block of the house; what it reads is decided by the reader it is handed.
+
+    x ──┬─ norm ─ q, k, v ─ reader ─ output ─┬─ + ──┬─ norm ─ mlp ─┬─ + ──
+        └────────────────────────────────────┘      └──────────────┘
+
+A reader maps the queries, keys and values of one layer to what the queries read: from spans over the sequence
+in training, from a cache in decoding. A new architecture is a new reader, not a new block.
+
+The work before the reader and the work after it are one compiled graph each (`project`, `finish`), shared by all
+blocks of a network; the reader runs between them, outside, because its bounds are host integers of the batch.
+
+Shapes: B rows, T tokens, C width, H heads, G key heads, D head width.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.nn.init import Linear, Scheme
+from tandem.nn.mlp import MLP, MLPKind, inner_width
+from tandem.nn.norm import NormKind, norm
+from tandem.nn.rope import Rotation, rotate
+from tandem.recipe import Settings
+
+
+class BlockConfig(Settings):
+    """The house block; a paper's recipe changes it by name."""
+
+    width: int = Field(128, ge=1)
+    """C, channels of the residual stream."""
+    heads: int = Field(4, ge=1)
+    """H, query heads."""
+    key_heads: int | None = Field(None, ge=1)
+    """G, key and value heads; null: as many as query heads. Must divide `heads`."""
+    head_width: int | None = Field(None, ge=1)
+    """D, channels of a head; null: width / heads."""
+    mlp: MLPKind = "swiglu"
+    """Position-wise network: swiglu, gelu (erf) or gelu_tanh."""
+    mlp_width: int | None = Field(None, ge=1)
+    """F, inner width; null: 8C/3 rounded up to a multiple of 64 for swiglu, 4C for gelu."""
+    norm: NormKind = "rms"
+    """rms or layer."""
+    norm_eps: float = Field(1e-6, gt=0)
+    """Added to the variance."""
+    bias: bool = False
+    """Biases in linears and LayerNorms (never in the output head)."""
+    qk_norm: bool = False
+    """RMSNorm over each head's query and key, before the rotation."""
+    positions: Literal["adjacent", "halves", "learned"] = "adjacent"
+    """Rotary pairs (adjacent or halves), or a learned table of `context` rows (learned)."""
+    rope_base: float = Field(10_000.0, gt=0)
+    """Base of the rotary angles."""
+    init: Scheme = "normal"
+    """How parameters are drawn; see tandem/nn/init.py."""
+
+    def derive(self) -> dict[str, Any]:
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; or set head_width")
+        if self.heads % (self.key_heads or self.heads):
+            raise ValueError(f"key_heads {self.key_heads} does not divide heads {self.heads}")
+        head_width = self.head_width or self.width // self.heads
+        if self.positions != "learned" and head_width % 2:
+            raise ValueError(f"rotary positions need an even head width, not {head_width}; or positions: learned")
+        inner = inner_width(self.mlp, self.width)
+        return {"key_heads": self.heads, "head_width": head_width, "mlp_width": inner}
+
+
+class Reader(Protocol):
+    """What the queries of layer `layer` read; y has the shape of q, (B, H, T, D)."""
+
+    rotation: Rotation | None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP; `kernels`, when set, are the compiled (project, finish)."""
+
+    kernels: tuple[Callable, Callable] | None = None
+
+    def __init__(self, config: BlockConfig, layer: int):
+        super().__init__()
+        c, D = config, config.head_width
+        self.layer, self.heads, self.key_heads = layer, c.heads, c.key_heads
+        self.norm_attention = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        queries, keys = c.heads * D, c.key_heads * D
+        self.qkv = Linear(
+            c.width, queries + 2 * keys, bias=c.bias, role="attention", parts=(queries, keys, keys)
+        )
+        self.norm_q = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.output = Linear(queries, c.width, bias=c.bias, role="attention_out")
+        self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.mlp = MLP(c.mlp, c.width, c.mlp_width, bias=c.bias)
+
+    def forward(self, x: Tensor, reader: Reader) -> Tensor:
+        """x (B, T, C) to (B, T, C)."""
+        # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
+        compiled = self.kernels if torch.is_grad_enabled() else None
+        project, finish = compiled or (Block.project, Block.finish)
+        q, k, v = project(self, x, reader.rotation)
+        return finish(self, x, reader(self.layer, q, k, v))
+
+    def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
+        H, G = self.heads, self.key_heads
+        qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (H + 2 * G, -1))
+        qk, v = qkv.split((H + G, G), dim=-2)
+        if self.norm_q is not None:
+            q, k = qk.split((H, G), dim=-2)
+            qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
+        if rotation is not None:
+            qk = rotate(qk, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
+        q, k = qk.transpose(1, 2).to(v.dtype).split((H, G), dim=1)
+        return q, k, v.transpose(1, 2)
+
+    def finish(self, x: Tensor, y: Tensor) -> Tensor:
+        """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
+        x = x + self.output(y.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+def compile_blocks(blocks: list[Block], backend: str) -> None:
+    """Gives all `blocks` one pair of compiled graphs: parameters are inputs of the graph, not part of it."""
+    kernels = tuple(
+        torch.compile(f, fullgraph=True, dynamic=False, backend=backend) for f in (Block.project, Block.finish)
+    )
+    for block in blocks:
+        block.kernels = kernels
+
+
+def linear_work(config: BlockConfig) -> int:
+    """Multiply-adds of one block for one token, attention pairs left out."""
+    c = config
+    attention = c.width * (2 * c.heads + 2 * c.key_heads) * c.head_width
+    return attention + (3 if c.mlp == "swiglu" else 2) * c.width * c.mlp_width
+
+

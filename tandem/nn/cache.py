@@ -1,0 +1,66 @@
+"""Keys and values of one layer, kept for the tokens to come: all of them, or a ring of the newest.
+
+    cache = Cache()            keeps everything; storage doubles when it is full
+    ring = Cache(window=64)    an append returns its own entries and the 64 before them; older ones are dropped
+
+The ring is a buffer of a few windows in which the live part walks to the end and is then moved back to the start:
+what is returned is always one contiguous slice in order, whatever the number of tokens appended.
+
+Shapes: B rows, G key heads, N entries, D head width.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Cache:
+    """`window`: how many earlier entries an append can still see; None: all."""
+
+    window: int | None = None
+    kv: Tensor | None = None  # (2, B, G, capacity, D)
+    start: int = 0
+    end: int = 0
+
+    def append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores T entries; returns views (B, G, N, D) of all that their queries may read, oldest first."""
+        T = k_BGTD.shape[2]
+        if self.window is not None:
+            self.start = max(self.start, self.end - self.window)
+        if self.kv is None or self.end + T > self.kv.shape[3]:
+            self._make_room(k_BGTD, T)
+        assert self.kv is not None
+        self.kv[0, :, :, self.end : self.end + T] = k_BGTD
+        self.kv[1, :, :, self.end : self.end + T] = v_BGTD
+        self.end += T
+        live = self.kv[:, :, :, self.start : self.end]
+        return live[0], live[1]
+
+    def __len__(self) -> int:
+        """Entries that the next append will see."""
+        held = self.end - self.start
+        return held if self.window is None else min(held, self.window)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of those entries; storage reserved ahead is not counted."""
+        return 0 if self.kv is None else self._held(self.kv).nbytes
+
+    def fork(self) -> "Cache":
+        """An independent copy of what is held."""
+        if self.kv is None:
+            return Cache(self.window)
+        held = self._held(self.kv).clone()
+        return Cache(self.window, held, 0, held.shape[3])
+
+    def _held(self, kv: Tensor) -> Tensor:
+        return kv[:, :, :, self.end - len(self) : self.end]
+
+    def _make_room(self, like_BGTD: Tensor, T: int) -> None:
+        held = self.end - self.start
+        B, G, _, D = like_BGTD.shape
+        room = like_BGTD.new_empty(2, B, G, max(64, 2 * (held + T)), D)
+        if self.kv is not None:
+            room[:, :, :, :held] = self.kv[:, :, :, self.start : self.end]
+        self.kv, self.start, self.end = room, 0, held

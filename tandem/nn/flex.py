@@ -1,0 +1,119 @@
+"""Attention over spans on CUDA: FlexAttention with a block mask taken straight from the spans.
+
+FlexAttention visits blocks of BLOCK x BLOCK pairs: those listed as partial, where it evaluates the mask for every
+pair, and those listed as full, where it does not. The lists are usually found by evaluating the T x N mask. Here a
+query adds one to the blocks from its first to its last key, and, separately, to those it covers whole; two running
+sums along the keys later, a block is
+
+    partial or full   if any query touches it           spans   # # # # # . . .        touched  1 1 1 .
+    full              if all BLOCK queries cover it     block   └─┘ └─┘ └─┘ └─┘        covered  1 1 . .
+
+Sources lie behind each other along the keys, each padded to whole blocks; groups of queries likewise, unpadded.
+
+Cost: T + (T / BLOCK) (N / BLOCK) on the host, once per batch; nothing of size T x N is ever made.
+Shapes: B rows, S sources, G groups, Q = G T queries in a line, N keys of all sources, padded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """What `attend` runs: the block mask, and by how many keys each source is padded."""
+
+    mask: BlockMask
+    padding: tuple[int, ...]
+
+    def run(
+        self,
+        queries: tuple[Tensor, ...],
+        keys: list[Tensor],
+        values: list[Tensor],
+        scale: float | None,
+        return_lse: bool,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The output of every group of queries and, where asked, its log-sum-exp."""
+        q, k, v = torch.cat(queries, 2), self._in_line(keys), self._in_line(values)
+        _refuse(q, k, v)
+        y, aux = _compiled()(
+            q,
+            k,
+            v,
+            block_mask=self.mask,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_aux=AuxRequest(lse=return_lse),
+        )
+        T = queries[0].shape[2]
+        return y.split(T, 2), aux.lse.detach().split(T, 2) if return_lse else ()
+
+    def _in_line(self, parts: list[Tensor]) -> Tensor:
+        padded = [F.pad(x, (0, 0, 0, n)) if n else x for x, n in zip(parts, self.padding)]
+        return torch.cat(padded, 2) if len(padded) > 1 else padded[0]
+
+
+def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.device) -> Blocks:
+    """The block mask of spans (B, S, G, T)."""
+    padding = [-n % BLOCK for n in keys]
+    offsets = np.cumsum([0, *(n + pad for n, pad in zip(keys, padding))])
+    B, S = lo.shape[:2]
+    lo, hi = ((bound + offsets[:-1, None, None]).reshape(B, S, -1) for bound in (lo, hi))
+    N, Q = int(offsets[-1]), lo.shape[-1]
+    touched = _blocks_of(lo // BLOCK, -(-hi // BLOCK), lo < hi, Q, N) > 0
+    full = _blocks_of(-(-lo // BLOCK), hi // BLOCK, lo < hi, Q, N) == BLOCK
+    mask = BlockMask.from_kv_blocks(
+        *_listed(touched & ~full),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_pair_mask(*(torch.from_numpy(x.astype(np.int32)).to(device) for x in (lo, hi))),
+        seq_lengths=(Q, N),
+    )
+    return Blocks(mask.to(device), tuple(padding))
+
+
+def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:
+    """How many queries of each query block count for key blocks first .. end: (B, query blocks, key blocks)."""
+    counts = np.zeros((len(first), -(-Q // BLOCK), N // BLOCK + 1), dtype=np.int64)
+    row, source, query = np.nonzero(reads & (first < end))
+    np.add.at(counts, (row, query // BLOCK, first[row, source, query]), 1)
+    np.add.at(counts, (row, query // BLOCK, end[row, source, query]), -1)
+    return counts.cumsum(-1)[..., :-1]
+
+
+def _listed(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(how many, which) key blocks of every query block, with an axis for heads: (B, 1, Q'), (B, 1, Q', N')."""
+    numbers = blocks.sum(-1, dtype=np.int32)[:, None]
+    order = np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)[:, None]
+    return torch.from_numpy(numbers), torch.from_numpy(order)
+
+
+def _pair_mask(lo: Tensor, hi: Tensor):
+    shared = lo.shape[0] == 1
+
+    def readable(b, h, i, j):
+        row = 0 if shared else b
+        return sum((lo[row, s, i] <= j) & (j < hi[row, s, i]) for s in range(lo.shape[1])) > 0
+
+    return readable
+
+
+@cache
+def _compiled():
+    return torch.compile(flex_attention)
+
+
+def _refuse(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.is_cuda and q.dtype == torch.float64:
+        raise ValueError("flex has no float64 on CUDA; use the tiled or the dense backend")
+    if not q.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError("flex has no backward on the CPU; use the tiled backend, or torch.no_grad()")

@@ -1,0 +1,97 @@
+"""What a parameter is for (its role) and how it starts.
+
+A role says how a parameter is drawn, whether it decays, and under what name its count is reported. It belongs
+to the module that holds the parameter, so that no rule has to guess from shapes or names:
+
+    embedding   head   attention   attention_out   mlp   mlp_out   norm   bias
+
+Schemes: the house's (`normal`) and those that the papers' results were made with.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Scheme = Literal["normal", "scaled", "scaled_attention", "xavier", "xavier_qkv", "torch"]
+
+DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out"}
+
+
+class Linear(nn.Linear):
+    """nn.Linear that knows what it is for; `parts` is the number of matrices stacked in its rows."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, role: str, parts: tuple[int, ...] = ()):
+        super().__init__(inputs, outputs, bias=bias)
+        self.role = role
+        self.parts = parts or (outputs,)
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding with a role."""
+
+    role = "embedding"
+
+
+def roles(network: nn.Module) -> dict[str, str]:
+    """Role of every parameter by its name; a tied parameter appears once."""
+    found: dict[int, str] = {}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            role = "norm" if isinstance(module, nn.RMSNorm | nn.LayerNorm) else getattr(module, "role", None)
+            if role is None:
+                raise AssertionError(f"{type(module).__name__}.{name} has no role: give its module one")
+            if name == "bias" and role != "norm":
+                role = "bias"
+            found.setdefault(id(parameter), role)
+    return {name: found[id(parameter)] for name, parameter in network.named_parameters()}
+
+
+@torch.no_grad()
+def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
+    """Draws every parameter of `network` anew, in the order of its modules.
+
+    normal            N(0, 0.02) everywhere: the house
+    scaled            and both residual outputs of a block N(0, 0.02 / sqrt(2 depth)): GPT-2
+    scaled_attention  only the attention output so: State-Prediction Separation, authors' code
+    xavier            uniform, gain sqrt(2), stacked matrices drawn as one, table too: Block-Based Double Decoders
+    xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
+    torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
+
+    Norm weights are 1 and biases 0 in all but `torch`.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Embedding):
+            _draw_table(module.weight, scheme, generator)
+        elif isinstance(module, Linear):
+            _draw_linear(module, scheme, depth, generator)
+
+
+def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
+    if scheme == "xavier":
+        nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
+    else:
+        nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
+
+
+def _draw_linear(linear: Linear, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
+    if linear.bias is not None:
+        bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
+        nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
+    if scheme == "torch":
+        bound = 1 / math.sqrt(linear.in_features)
+        nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+    elif scheme == "xavier":
+        nn.init.xavier_uniform_(linear.weight, gain=math.sqrt(2), generator=generator)
+    elif scheme == "xavier_qkv" and linear.role == "attention":
+        for part in linear.weight.split(linear.parts):
+            nn.init.xavier_uniform_(part, generator=generator)
+    else:
+        shrunk = {"scaled": ("attention_out", "mlp_out"), "scaled_attention": ("attention_out",)}
+        deep = linear.role in shrunk.get(scheme, ())
+        nn.init.normal_(linear.weight, 0.0, 0.02 / math.sqrt(2 * depth) if deep else 0.02, generator=generator)

@@ -1,0 +1,56 @@
+"""Rotary position embedding: a pair of channels turns by an angle that grows with the position.
+
+    (a, b) at position i, pair j   ->   (a cos t - b sin t, a sin t + b cos t),   t = i * base^(-2j / D)
+
+Scores then depend on distances only. Two pairings are in use, and weights trained with one fail with the other:
+`adjacent` turns channels (2j, 2j+1), the pairing of the paper (Su et al. 2021) and of this house; `halves`
+turns (j, j + D/2), the pairing of GPT-NeoX and of Llama as converted for Hugging Face.
+
+Shapes: B rows, H heads, T tokens, D head width.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Pairing = Literal["adjacent", "halves"]
+
+
+class Rotation:
+    """Cosines and sines of some positions, ready to turn queries and keys.
+
+    Args:
+        positions_T: integer positions, (T,).
+        head_width: D, even.
+        base: of the angles; 10,000 in the paper.
+        pairing: which channels form a pair.
+    The tables are made in float64 and kept in float32 (T, D/2); float64 when `dtype` says so.
+    """
+
+    def __init__(
+        self,
+        positions_T: Tensor,
+        head_width: int,
+        *,
+        base: float = 10_000.0,
+        pairing: Pairing = "adjacent",
+        dtype: torch.dtype = torch.float32,
+    ):
+        pairs = torch.arange(0, head_width, 2, dtype=torch.float64, device=positions_T.device)
+        angle = positions_T.to(torch.float64)[:, None] * base ** (-pairs / head_width)
+        self.cos_TD = angle.cos().to(dtype)
+        self.sin_TD = angle.sin().to(dtype)
+        self.pairing: Pairing = pairing
+
+
+def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairing: Pairing) -> Tensor:
+    """Turns every head of `x` (B, T, H, D); computes in the tables' precision, returns the dtype of `x`."""
+    cos, sin = cos_TD[:, None], sin_TD[:, None]
+    if pairing == "adjacent":
+        a, b = x_BTHD.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    else:
+        a, b = x_BTHD.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+    return turned.to(x_BTHD.dtype)

@@ -1,0 +1,5 @@
+"""What is asked of a network; importing this registers all objectives."""
+
+from tandem.objectives import next_token
+
+__all__ = ["next_token"]
