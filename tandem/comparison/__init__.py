@@ -1,0 +1,1 @@
+"""Comparing runs: what they cost, what they reached, and whether the difference is one."""

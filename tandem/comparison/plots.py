@@ -1,0 +1,62 @@
+"""Loss curves: as a picture, and as one line of text for a terminal.
+
+The curve is the run's record (training/observers.py): records of kind "step" against the tokens trained on, thin as
+they are and thick smoothed, and records of kind "likelihood", the ruler on held-out text, as points.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.recipe import UserError, require
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def plot_losses(records_by_name: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Draws the loss of every run against tokens of text, as a PNG at `path`.
+
+    Raises: UserError where matplotlib is missing, or a run has recorded no step.
+    """
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    ticker = require("matplotlib.ticker", "plots")
+    axes = figure.subplots()
+    for index, (name, records) in enumerate(records_by_name.items()):
+        steps = [record for record in records if record["kind"] == "step"]
+        if not steps:
+            raise UserError(f"{name}: no step on record, so there is no loss to draw")
+        tokens = [record["tokens"] for record in steps]
+        losses = np.array([next(iter(record["terms"].values())) for record in steps], dtype=float)
+        colour = f"C{index}"
+        axes.plot(tokens, losses, colour, linewidth=0.6, alpha=0.3)
+        axes.plot(tokens, smoothed(losses), colour, linewidth=1.6, label=f"{name}, training")
+        points = [record for record in records if record["kind"] == "likelihood"]
+        if points:
+            numbers = [0, *(record["step"] for record in steps)]
+            at = np.interp([record["step"] for record in points], numbers, [0, *tokens])
+            nats = [record["nats_per_token"] for record in points]
+            axes.plot(at, nats, "o", color=colour, markeredgecolor="white", markersize=6, label=f"{name}, held out")
+    axes.set_xlabel("tokens of text trained on")
+    axes.set_ylabel("loss (nats per token)")
+    axes.xaxis.set_major_formatter(ticker.EngFormatter())
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, format="png")
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Means over a fiftieth of `values` around each; at the ends over what there is. A running mean would lag."""
+    window = np.ones(len(values) // 50 | 1)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """At most `width` bars, each the mean of its share of `values`, from the lowest ▁ to the highest █."""
+    columns = min(width, len(values))
+    means = [float(np.mean(share)) for share in np.array_split(values, columns)] if columns else []
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    height = (high - low) / len(BARS) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / height))] for mean in means)

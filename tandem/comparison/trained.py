@@ -1,0 +1,81 @@
+"""A run, opened for use: scored again, asked for text, exported.
+
+Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tandem.comparison.pretrain import as_record, in_words, open_run
+from tandem.corpus import Tokenizer, prepare
+from tandem.evaluation.likelihood import likelihood
+from tandem.export.weights import CONFIG, export, load_exported
+from tandem.generation.generate import generate_text
+from tandem.generation.sampling import Sampler
+from tandem.networks.network import Network
+from tandem.recipe import UserError, load
+from tandem.training import checkpoint
+from tandem.training.folder import RunFolder
+from tandem.training.run import Run
+
+
+def open_trained(path: Path) -> Run:
+    """The run in `path` at its last checkpoint. Raises: UserError where it has none yet."""
+    folder = RunFolder.open(path)
+    if not checkpoint.standing(folder.checkpoints):
+        raise UserError(f"{path}: no checkpoint yet; train it first: tandem train {folder.recipe} --run {path.name}")
+    recipe = load(str(folder.recipe))
+    return open_run(folder, recipe, prepare(recipe.corpus))
+
+
+def open_model(path: Path) -> tuple[Network, Tokenizer]:
+    """Network and tokenizer of a run's folder, or of an exported model's."""
+    if (path / CONFIG).is_file():
+        return load_exported(path)
+    run = open_trained(path)
+    return run.network, run.corpus.tokenizer
+
+
+def evaluate(path: Path, documents: int | None) -> str:
+    """Likelihood of the run's held-out text, in words."""
+    run = open_trained(path)
+    config = run.recipe.evaluation
+    found = likelihood(
+        run.network.eval(),
+        run.corpus.validation,
+        context=run.recipe.batch.context,
+        rows=config.rows,
+        documents=documents,
+    )
+    return f"step {run.progress.step:,} of {run.steps:,}: {in_words(as_record(found))}"
+
+
+def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[str, Any], seed: int) -> None:
+    """Prints what follows each prompt: one as it appears, several one after the other."""
+    network, tokenizer = open_model(path)
+    sampler = Sampler(Sampler.Config(**options))
+    alone = len(prompts) == 1
+    if alone:
+        print(prompts[0], end="", flush=True)
+
+    def show(row: int, piece: str) -> None:
+        if alone:
+            print(piece, end="", flush=True)
+
+    texts = generate_text(
+        network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, on_text=show
+    )
+    print(file=sys.stdout)
+    if not alone:
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(f"{prompt}{text}\n")
+
+
+def write_model(path: Path, folder: Path) -> str:
+    """Exports the run in `path` to a new `folder`. Raises: UserError where there is something already."""
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: not empty; export to a new folder")
+    run = open_trained(path)
+    export(run.network, run.corpus.tokenizer, run.recipe.values, folder)
+    return f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"

@@ -1,0 +1,81 @@
+"""What the machine offers, probed in one place, each automatic choice with its reason."""
+
+import os
+import platform
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import torch
+
+from tandem.recipe import Settings, UserError, register
+
+
+T = TypeVar("T")
+
+
+class Choice(NamedTuple, Generic[T]):
+    """A value, and why it was taken."""
+
+    value: T
+    reason: str
+
+
+@register("training")
+class Training:
+    """How steps are executed; none of it changes what is learned beyond rounding."""
+
+    class Config(Settings):
+        device: Literal["auto", "cpu", "cuda"] = "auto"
+        """auto takes CUDA where it is."""
+        precision: Literal["auto", "float32", "bfloat16"] = "auto"
+        """Of matrix products; weights, softmax, norms and losses are float32. auto: bfloat16 where the device has it."""
+        compile: bool | Literal["auto"] = "auto"
+        """Compile every block. auto: where there is a compiler and the run is long enough to earn it back."""
+        recompute: bool = False
+        """Keep only the inputs of blocks for the backward: less memory, a third more time."""
+
+
+COMPILE_AFTER_STEPS = 300
+
+
+def choose_device(config: Training.Config) -> Choice[torch.device]:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("training.device = cuda: PyTorch finds no CUDA device; write auto or cpu")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return Choice(torch.device("cpu"), "asked for" if config.device == "cpu" else "no CUDA device")
+    return Choice(torch.device("cuda"), torch.cuda.get_device_name())
+
+
+def choose_precision(config: Training.Config, device: torch.device) -> Choice[torch.dtype]:
+    if config.precision != "auto":
+        return Choice(getattr(torch, config.precision), "asked for")
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has = bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+    return Choice(torch.bfloat16 if has else torch.float32, f"the device has {'' if has else 'no '}bfloat16")
+
+
+def choose_compile(config: Training.Config, device: torch.device, steps: int | None) -> Choice[bool]:
+    """`steps` is None where the budget is time: then the run is long enough."""
+    if config.compile != "auto":
+        return Choice(config.compile, "asked for")
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        return Choice(False, "no C++ compiler (install g++ for about 1.4 x the speed)")
+    if steps is not None and steps < COMPILE_AFTER_STEPS:
+        return Choice(False, f"{steps} steps are too few to earn it back")
+    return Choice(True, "the run is long enough to earn it back")
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
+    """Matrix products in `dtype`; nothing at all when that is float32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+
+
+def cpu_flags() -> set[str]:
+    """Instruction sets of the processor as Linux names them; empty elsewhere."""
+    if platform.system() != "Linux":
+        return set()
+    with open("/proc/cpuinfo") as lines:
+        return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}

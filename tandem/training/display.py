@@ -1,0 +1,112 @@
+"""A run on the terminal: one line that stands and changes, or, where nobody watches, one line every few seconds.
+
+    step 1200/3815   31 %  loss 3.412 (last 3.398)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB  25 min left
+    likelihood  3.287 nats/token, 1.031 bits/byte on wiki-val
+
+`loss` is smoothed, the time left is that of the remaining tokens at the speed of now.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+
+class Display:
+    """A sink for records (training/observers.py) that prints to `console`, by default standard output."""
+
+    def __init__(self, console: Console | None = None, pause: float = 10.0, now: Callable[[], float] = time.monotonic):
+        """`pause`: seconds between lines where there is no terminal; `now`: a clock in seconds."""
+        self.console = console or Console(highlight=False)
+        watched = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if watched else None
+        self.pause = 0.1 if watched else pause
+        self.now = now
+        self.shown_at = float("-inf")
+        self.smoothed = Smoothed()
+        self.waiting = ""
+        """The newest line, as long as it does not stand in the scrollback."""
+
+    def write(self, record: dict[str, Any], text: str = "") -> None:
+        if record["kind"] != "step":
+            if text:
+                self._print(f"{record['kind']:<11} {text}")
+            return
+        self.waiting = progress_line(record, self.smoothed(next(iter(record["terms"].values()))))
+        if record["step"] == record["steps"]:
+            self.close()
+        elif self.now() - self.shown_at >= self.pause:
+            self.shown_at = self.now()
+            self._show(record["step"], record["steps"])
+
+    def close(self) -> None:
+        """Ends with the line of the newest step, if that does not stand there already."""
+        if self.live is not None:
+            self.live.stop()
+        if self.waiting:
+            self._print(self.waiting)
+        self.waiting = ""
+
+    def _show(self, step: int, steps: int | None) -> None:
+        if self.live is None:
+            self.close()
+            return
+        bar = ProgressBar(total=steps, completed=step, width=min(self.console.width, 100))
+        self.live.start()  # does nothing when it has started
+        self.live.update(Group(bar, Text(self.waiting)), refresh=True)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)  # rich would cut what is no terminal at 80 columns
+
+
+class Smoothed:
+    """Mean of the values so far, each weighing `decay` times the one after it."""
+
+    def __init__(self, decay: float = 0.9):
+        self.decay, self.total, self.weight = decay, 0.0, 0.0
+
+    def __call__(self, value: float) -> float:
+        self.total = self.decay * self.total + value
+        self.weight = self.decay * self.weight + 1
+        return self.total / self.weight
+
+
+def progress_line(record: dict[str, Any], loss: float) -> str:
+    """A record of kind "step" in one line; `loss` is the smoothed one."""
+    step, steps = record["step"], record["steps"]
+    (_, last), *others = record["terms"].items()
+    parts = [f"step {step:>{len(str(steps))}}/{steps}", f"{100 * step // steps:>3} %"] if steps else [f"step {step}"]
+    parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others)]
+    parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
+    parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
+    if steps and step < steps:
+        tokens_left = record["tokens"] / step * (steps - step)
+        parts.append(f"{clock(tokens_left / record['tokens_per_second'])} left")
+    return "  ".join(parts)
+
+
+def short(number: float) -> str:
+    """0.0006 as '6.0e-4'."""
+    digits, _, exponent = f"{number:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def scaled(number: float) -> str:
+    """1234567 as '1.23 M'."""
+    for prefix in ("", " k", " M", " G", " T", " P"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}{prefix}"
+        number /= 1000
+    return f"{number:.3g} E"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 89.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,210 @@
+"""The folder of a run: all that is needed to read it, to judge it and to go on with it.
+
+    runs/sps-7f3c91/
+        recipe.yaml          the resolved recipe, every default written out
+        environment.json     one entry for every process that trained here: versions, commit, machine, command
+        metrics.jsonl        the record, one JSON object a line; each has a `kind` and the `step` it was made after
+        checkpoints/         training/checkpoint.py
+        tensorboard/         the same record once more, where log.tensorboard asks for it
+        .lock                held by the process that trains here; the system lets go of it when that process dies
+
+A run that was interrupted leaves a record that may be ahead of its last checkpoint, and a last line that may be cut.
+`truncate_metrics` takes both back, so that the finished record is that of a run that was never interrupted.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import numpy as np
+import torch
+import yaml
+
+import tandem
+from tandem.recipe import UserError
+from tandem.training.checkpoint import write_durably
+
+MAY_DIFFER = ("checkpoint.",)
+"""Keys that say where a process stops and what it leaves, not what the run is."""
+
+
+class RunFolder:
+    """`open` reads a run, `start` trains in it; the attributes are the paths of its parts."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self._lock: TextIO | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """A run that exists. Raises: UserError naming those that are there instead."""
+        folder = cls(path)
+        if not folder.recipe.is_file():
+            others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))
+            there = f"runs in {path.parent}: {', '.join(others)}" if others else f"{path.parent} holds no run"
+            raise UserError(f"{path}: no run here; {there}")
+        return folder
+
+    @classmethod
+    def start(cls, path: Path, recipe: str) -> Self:
+        """The folder of a new run, or of the same run to go on with; locked until `close` or the process ends.
+
+        `recipe` is the resolved recipe as YAML.
+        Raises: UserError where another process trains in it, or it holds the run of another recipe.
+        """
+        folder = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder._lock = open(path / ".lock", "a+")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"{path}: cannot be the folder of a run ({error.strerror})") from None
+        try:
+            folder._claim()
+            if folder.recipe.exists():
+                _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
+            replace_file(folder.recipe, recipe.encode())
+            entries = json.loads(folder.environment.read_bytes()) if folder.environment.exists() else []
+            replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def _claim(self) -> None:
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            raise UserError(
+                f"{self.path}: process {self._lock.read()} is training this run; "
+                "wait for it, or give this run another name"
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The record so far, in order; of one `kind`, if given. A last line that is still being written is left out.
+
+        Raises: UserError naming file and line where the record is damaged.
+        """
+        return [record for _, record in self._lines() if kind in (None, record["kind"])]
+
+    def truncate_metrics(self, step: int | None) -> None:
+        """Drops what was recorded after `step`, the checkpoint to go on from; None: there is none, all is dropped."""
+        kept = [line for line, record in self._lines() if step is not None and record["step"] <= step]
+        replace_file(self.metrics, b"".join(kept))
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        lines = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise UserError(f"{self.metrics}:{number}: not JSON; delete this line to use the others") from None
+            yield line, record
+
+
+def environment() -> dict[str, Any]:
+    """What a result may depend on beside the recipe."""
+    commit, dirty = code_version()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "tandem": tandem.__version__,
+        "commit": commit,
+        "dirty": dirty,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def code_version() -> tuple[str | None, bool | None]:
+    """The commit of the running code, and whether the code differs from it; None where it is not in a git tree."""
+    if not _git("ls-files", "__init__.py"):  # installed, and the environment may lie in another project's tree
+        return None, None
+    return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", "."))
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(tandem.__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:  # no git on this machine
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu() -> str:
+    if platform.system() == "Linux":
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file so that it changes as a whole or not at all, whatever happens meanwhile."""
+    partial = path.with_name(f".{path.name}")
+    write_durably(partial, data)
+    partial.replace(path)
+
+
+def _require_same_recipe(path: Path, there: str, asked: str) -> None:
+    held, wanted = _flat(there), _flat(asked)
+    different = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(MAY_DIFFER)]
+    if different:
+        lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
+        raise UserError(
+            "\n".join([f"{path}: holds the run of another recipe; give this run another name. It differs in", *lines])
+        )
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """Dotted key -> value as it is written: both texts come from one writer, so equal values look equal."""
+    flat: dict[str, Any] = {}
+
+    def walk(above: str, node: Any) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(f"{above}.{key}" if above else key, value)
+        else:
+            flat[above] = node
+
+    walk("", yaml.load(text, yaml.BaseLoader))  # reads every scalar as text
+    return flat

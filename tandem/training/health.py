@@ -1,0 +1,81 @@
+"""What keeps a run alive or stops it in time: finite losses, signals, memory that is given back too eagerly."""
+
+import ctypes
+import math
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tandem.recipe import UserError
+
+
+class NotFinite(UserError):
+    """A loss or gradient that is not a number; nothing was updated."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved itself."""
+
+    def __init__(self, step: int, signal_number: int):
+        super().__init__(f"stopped after step {step}")
+        self.step, self.signal_number = step, signal_number
+
+
+def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str) -> None:
+    """Raises NotFinite, naming the step and its batch, before the update would spoil the weights."""
+    bad = [name for name, value in sums.items() if not math.isfinite(value)]
+    if not math.isfinite(norm):
+        bad.append("gradient norm")
+    if bad:
+        raise NotFinite(
+            f"step {step}: {' and '.join(bad)} not finite; nothing was updated. The batch: {where}. "
+            "The last checkpoint stands; try a lower optimiser.lr, a longer schedule.warmup, "
+            "or training.precision=float32"
+        )
+
+
+class StopRequest:
+    """Turns SIGTERM and SIGINT into a wish that the loop reads between steps; a second one acts at once."""
+
+    def __init__(self):
+        self.signal_number: int | None = None
+
+    def __enter__(self) -> "StopRequest":
+        self._previous = {s: signal.signal(s, self._wish) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _wish(self, number: int, _frame) -> None:
+        self.signal_number = number
+        signal.signal(number, self._previous[number])
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to keep large freed blocks: by default each step returns its temporaries and faults them back.
+
+    Linux with glibc only; elsewhere nothing needs doing.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_threshold, 2**25)
+    mallopt(mmap_max, 0)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of this process on CPU, of this process's tensors on CUDA."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

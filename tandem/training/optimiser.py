@@ -1,0 +1,68 @@
+"""AdamW in groups by role: matrices and tables decay, norms and biases do not.
+
+Groups come from what a parameter is for (nn/init.py), not from its shape or name, so a vector that belongs to the
+token table decays with it and a gate that happens to be a matrix does not.
+"""
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.nn.init import DECAYED, roles
+from tandem.recipe import Settings, register
+
+
+@register("optimiser", "adamw", default=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    class Config(Settings):
+        lr: float = Field(1e-3, gt=0)
+        """Peak learning rate."""
+        betas: tuple[float, float] = (0.9, 0.95)
+        """Decay of the two running means."""
+        eps: float = Field(1e-8, gt=0)
+        """Added to the root of the second mean."""
+        weight_decay: float = Field(0.1, ge=0)
+        """Of matrices and tables, times the learning rate of the step."""
+        max_norm: float | None = Field(1.0, gt=0)
+        """Gradients are scaled down to this norm; null: never."""
+
+    def __init__(self, config: Config, network: nn.Module):
+        self.config = config
+        role = roles(network)
+        named = dict(network.named_parameters())
+        groups: list[dict[str, Any]] = []
+        for decayed in (True, False):
+            members = [p for name, p in named.items() if (role[name] in DECAYED) is decayed]
+            groups.append({"params": members, "weight_decay": config.weight_decay if decayed else 0.0})
+        self.parameters = list(named.values())
+        self.inner = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+
+    def clip(self) -> Tensor:
+        """Scales all gradients to at most `max_norm`; returns the norm before, on the device."""
+        limit = self.config.max_norm
+        return nn.utils.clip_grad_norm_(self.parameters, limit if limit is not None else float("inf"))
+
+    def step(self, multiplier: float) -> float:
+        """One update at `multiplier` times the peak rate; clears the gradients; returns the rate."""
+        rate = self.config.lr * multiplier
+        for group in self.inner.param_groups:
+            group["lr"] = rate
+        self.inner.step()
+        self.inner.zero_grad(set_to_none=True)
+        return rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)

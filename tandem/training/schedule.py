@@ -1,0 +1,90 @@
+"""Learning rates as multipliers of the peak, a pure function of the step.
+
+    wsd       ／￣￣￣￣＼     warm-up, constant, linear decay at the end (warm-up, stable, decay)
+    cosine    ／￣￣`-.._     warm-up, half a cosine
+    linear    ／＼________     warm-up, straight line
+
+Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the peak:
+
+    warm-up   (k + 1) / w                                          so that the first update is not lost
+    wsd       f + (1 - f) min(1, (T - k) / d)
+    cosine    f + (1 - f) (1 + cos(pi (k - w) / (T - w))) / 2      for k >= w
+    linear    1 - (1 - f) (k - w) / (T - w)                        for k >= w
+"""
+
+import math
+
+from pydantic import Field
+
+from tandem.recipe import Settings, register
+
+
+class _Config(Settings):
+    warmup: int | float = Field(0.02, ge=0)
+    """Warm-up: steps (an integer) or a share of the run (below 1)."""
+    floor: float = Field(0.1, ge=0, le=1)
+    """Rate at the end, as a share of the peak."""
+
+
+class Schedule:
+    """Multiplier of the peak rate at a step, from the shape of the class and the length of the run."""
+
+    Config: type[_Config] = _Config
+
+    def __init__(self, config: _Config, steps: int):
+        self.config, self.steps = config, steps
+        self.warmup = in_steps(config.warmup, steps)
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+
+    def after_warmup(self, step: int) -> float:
+        raise NotImplementedError
+
+    def passed(self, step: int) -> float:
+        """Share of the steps after the warm-up that lies behind."""
+        return max(0.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+
+
+@register("schedule", "wsd", default=True)
+class WSD(Schedule):
+    """Warm-up, constant, linear decay over the last steps."""
+
+    class Config(_Config):
+        decay: int | float = Field(0.1, ge=0)
+        """Length of the decay: steps (an integer) or a share of the run (below 1)."""
+        floor: float = Field(0.0, ge=0, le=1)
+        """Rate at the end, as a share of the peak."""
+
+    def after_warmup(self, step: int) -> float:
+        decay = in_steps(self.config.decay, self.steps)  # type: ignore[attr-defined]
+        floor = self.config.floor
+        return floor + (1 - floor) * min(1.0, (self.steps - step) / decay if decay else 1.0)
+
+
+@register("schedule", "cosine")
+class Cosine(Schedule):
+    """Warm-up, then half a cosine down to the floor."""
+
+    class Config(_Config):
+        pass
+
+    def after_warmup(self, step: int) -> float:
+        floor = self.config.floor
+        return floor + (1 - floor) * (1 + math.cos(math.pi * self.passed(step))) / 2
+
+
+@register("schedule", "linear")
+class Linear(Schedule):
+    """Warm-up, then a straight line down to the floor."""
+
+    class Config(_Config):
+        pass
+
+    def after_warmup(self, step: int) -> float:
+        return 1 - (1 - self.config.floor) * self.passed(step)
+
+
+def in_steps(amount: int | float, steps: int) -> int:
+    """An integer counts steps; a float below 1 is a share of `steps`, rounded."""
+    return amount if isinstance(amount, int) else round(amount * steps)

@@ -1,0 +1,44 @@
+"""Text to train on, made here: sentences of common words in which the next word can be learned."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+import tandem.evaluation
+import tandem.generation
+import tandem.networks
+import tandem.objectives
+import tandem.training  # noqa: F401  (each registers what a recipe can name)
+
+WORDS = "the cat dog bird sees hears likes a small large red blue house tree river and then sleeps runs".split()
+
+
+def story(number: int) -> str:
+    draw = random.Random(number)
+    sentences = []
+    for _ in range(draw.randint(2, 12)):
+        start = draw.randrange(len(WORDS))
+        sentences.append(" ".join(WORDS[(start + step * step) % len(WORDS)] for step in range(draw.randint(4, 14))))
+    return ". ".join(sentence.capitalize() for sentence in sentences) + "."
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> Path:
+    """A folder of 400 short text files."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(400):
+        (folder / f"{number:03}.txt").write_text(story(number))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_corpus(texts, tmp_path_factory) -> list[str]:
+    """Overrides by which any recipe reads these texts, prepared once for all tests."""
+    prepared = tmp_path_factory.mktemp("prepared")
+    return [
+        f"corpus.texts=[{texts}]",
+        "corpus.vocabulary=400",
+        "corpus.validation=0.1",
+        f"corpus.folder={prepared}",
+    ]

@@ -1,0 +1,119 @@
+"""The loop against a step written by hand, and what stops it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.corpus import Batch, prepare
+from tandem.recipe import load
+from tandem.training.health import NotFinite
+from tandem.training.loop import take_step, train
+from tandem.training.run import Run
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from minimal import Minimal, Stepper, copy_weights
+
+SIZE = ["network.depth=2", "network.width=32", "batch.rows=4", "batch.context=32", "training.precision=float32"]
+
+
+@pytest.fixture
+def make_run(small_corpus):
+    def make(*overrides, budget="200 steps"):
+        recipe = load("decoder/tiny", [*SIZE, *small_corpus, f'budget="{budget}"', *overrides])
+        return Run(recipe, prepare(recipe.corpus))
+
+    return make
+
+
+class WholeRows:
+    """Rows that each are one document, as the step by hand reads them."""
+
+    rows = 4
+
+    def __init__(self, view):
+        self.view = view
+
+    def batch(self, step, part=0, parts=1):
+        batch = self.view.batch(step, part, parts)
+        return Batch(batch.tokens, batch.targets, torch.zeros_like(batch.starts))
+
+
+def test_losses_are_those_of_a_step_by_hand(make_run):
+    run = make_run("network.mlp_width=64")
+    run.view = WholeRows(run.view)
+    model = Minimal(run.network.vocabulary, depth=2, C=32, heads=2, inner=64, T=32)
+    copy_weights(model, run.network)
+    by_hand = Stepper(model, lr=run.recipe.optimiser.lr)
+    for step in range(200):
+        (batch,) = run.batches(step)
+        expected = by_hand(batch.tokens, batch.targets, run.schedule(step))
+        assert take_step(run, step).means()["nll"] == pytest.approx(expected, abs=1e-3), step
+
+
+def test_micro_batches_change_nothing(make_run):
+    whole, cut = make_run(), make_run("batch.micro_batches=4")
+    for step in range(5):
+        (once, parts) = take_step(whole, step), take_step(cut, step)
+        assert parts.counts == once.counts
+        assert parts.means()["nll"] == pytest.approx(once.means()["nll"], abs=1e-5)
+        assert float(parts.norm) == pytest.approx(float(once.norm), rel=1e-4)
+
+
+def test_recomputing_activations_changes_nothing(make_run):
+    kept, again = make_run(), make_run("training.recompute=true")
+    for step in range(3):
+        assert take_step(kept, step).means() == take_step(again, step).means()
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(make_run):
+    run = make_run()
+    with torch.no_grad():
+        run.network.norm.weight[0] = float("nan")
+    before = {name: p.clone() for name, p in run.network.named_parameters()}
+    with pytest.raises(NotFinite, match=r"step 7: nll and gradient norm not finite.*rows 28 to 32"):
+        take_step(run, 7)
+    assert all(torch.equal(before[n], p) or n == "norm.weight" for n, p in run.network.named_parameters())
+
+
+def test_measuring_leaves_the_run_as_it_was(make_run):
+    measured, fresh = make_run(), make_run()
+    speed = measured.measure()
+    assert speed.step_seconds > 0 and speed.memory > 0
+    for step in range(2):
+        assert take_step(measured, step).means() == take_step(fresh, step).means()
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"), [("30 steps", 30), ("1280 tokens", 10), ("1300 tokens", 10), ("1e9 flops", None)]
+)
+def test_a_budget_is_spent_and_not_exceeded(make_run, budget, steps):
+    run = make_run(budget=budget)
+    if steps is None:
+        steps = int(1e9 // run.flops_per_step)
+    assert run.steps == steps
+
+
+def test_a_budget_in_seconds_is_measured(make_run):
+    run = make_run("training.compile=false", budget="2 seconds")
+    assert run.steps == max(1, int(2 / run.speed.step_seconds))
+
+
+def test_observers_are_called_when_due_and_after_the_last_step(make_run):
+    class Watcher:
+        def __init__(self, every):
+            self.every, self.seen = every, []
+
+        def after_step(self, step):
+            self.seen.append((step.step, step.tokens))
+
+        def close(self):
+            pass
+
+    run, saved = make_run(budget="10 steps"), []
+    watchers = [Watcher(4), Watcher(1)]
+    train(run, watchers, lambda: saved.append(run.progress.step), save_every=3)
+    assert watchers[0].seen == [(4, 512), (8, 1024), (10, 1280)]
+    assert [step for step, _ in watchers[1].seen] == list(range(1, 11))
+    assert saved == [3, 6, 9, 10]

@@ -1,0 +1,282 @@
+"""What a run records and shows: exact, lasting, and nothing shown that is not recorded."""
+
+import io
+import itertools
+import json
+import math
+import os
+import signal
+import struct
+import sys
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tandem.recipe import UserError
+from tandem.training.display import Display, Smoothed, clock, scaled, short
+from tandem.training.folder import RunFolder
+from tandem.training.observers import CLOCK_KEYS, JsonLines, Log, Step
+
+STEP = Step(
+    step=1200,
+    steps=3815,
+    terms={"nll": 3.412},
+    norm=0.42,
+    lr=6e-4,
+    tokens=1200 * 131072,
+    flops=1.53e9 * 1200 * 131072,
+    seconds=678.0,
+    tokens_per_second=232e3,
+    memory_bytes=int(21.1 * 2**30),
+)
+
+
+def record(**changes) -> dict:
+    return {"kind": "step", **asdict(replace(STEP, **changes))}
+
+
+def make_log(path: Path, **config) -> Log:
+    with RunFolder.start(path, "seed: 1\n") as folder:
+        return Log(Log.Config(**config), folder, display=Display(Console(file=io.StringIO())))
+
+
+def plain(**options) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    return Display(Console(file=out, width=80, highlight=False), **options), out
+
+
+# JSON lines
+
+
+def test_floats_read_back_bit_for_bit(tmp_path):
+    values = [0.1, 1 / 3, math.pi, 5e-324, -0.0, 1.7976931348623157e308, struct.unpack("f", b"\x01\x02\x03\x04")[0]]
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for value in values:
+        lines.write({"kind": "step", "step": 1, "terms": {"nll": value}})
+    read = [r["terms"]["nll"] for r in RunFolder(tmp_path).records("step")]
+    assert [struct.pack("d", value) for value in read] == [struct.pack("d", value) for value in values]
+
+
+def test_what_is_not_finite_is_null_and_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write({"kind": "x", "step": 1, "norm": math.inf, "terms": {"nll": math.nan, "z": 1.5}, "low": -math.inf})
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(path.read_text(), parse_constant=refuse) == {
+        "kind": "x",
+        "step": 1,
+        "norm": None,
+        "terms": {"nll": None, "z": 1.5},
+        "low": None,
+        "not_finite": {"norm": "inf", "terms.nll": "nan", "low": "-inf"},
+    }
+
+
+def test_a_killed_process_loses_at_most_the_line_it_is_writing(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            lines = JsonLines(tmp_path / "metrics.jsonl")
+            for step in itertools.count(1):
+                lines.write({"kind": "step", "step": step, "text": "x" * (step % 7) * 4000})
+                (tmp_path / "written").write_text(str(step))
+        finally:
+            os._exit(1)
+    while not (tmp_path / "written").exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    steps = [r["step"] for r in RunFolder(tmp_path).records()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= int((tmp_path / "written").read_text() or 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_told_without_a_traceback():
+    with pytest.raises(UserError, match=r"/dev/full: not written .*No space left.*last checkpoint stands"):
+        JsonLines(Path("/dev/full")).write({"kind": "step", "step": 1})
+
+
+# Log
+
+
+def test_an_interrupted_record_ends_as_the_uninterrupted_one(tmp_path):
+    def run(log: Log, first: int, last: int, speed: float):
+        with log:
+            for step in range(first, last):
+                log.after_step(replace(STEP, step=step, terms={"nll": 1 / step}, seconds=step / speed))
+                if step % 2 == 0:
+                    log.write({"kind": "sample", "step": step, "text": f"after {step}"})
+
+    run(make_log(tmp_path / "whole"), 1, 10, speed=1.0)
+    run(make_log(tmp_path / "halted"), 1, 9, speed=0.5)
+    folder = RunFolder.open(tmp_path / "halted")
+    with open(folder.metrics, "a") as file:
+        file.write('{"kind": "st')
+    folder.truncate_metrics(6)
+    run(make_log(tmp_path / "halted"), 7, 10, speed=0.7)
+
+    def timeless(name: str) -> list[dict]:
+        return [{k: v for k, v in r.items() if k not in CLOCK_KEYS} for r in RunFolder(tmp_path / name).records()]
+
+    assert timeless("halted") == timeless("whole")
+    assert len(timeless("whole")) == 13
+
+
+def test_clock_keys_are_the_readings_of_a_step():
+    assert {field.name for field in fields(Step)} - CLOCK_KEYS == {
+        *("step", "steps", "terms", "norm", "lr", "tokens", "flops")
+    }
+    assert {field.name for field in fields(Step)} >= CLOCK_KEYS
+
+
+def test_nothing_is_shown_that_is_not_recorded(tmp_path):
+    log = make_log(tmp_path / "mine", every=7)
+    assert log.every == 7
+    log.after_step(STEP)
+    log.write({"kind": "likelihood", "step": 1200, "nats_per_token": 3.287}, "3.287 nats/token")
+    log.close()
+    assert [r["kind"] for r in RunFolder.open(tmp_path / "mine").records()] == ["step", "likelihood"]
+    assert RunFolder.open(tmp_path / "mine").records("step") == [record()]
+    with pytest.raises(AssertionError):
+        log.write({"kind": "likelihood"})  # could not be taken back when the run goes on from a checkpoint
+
+
+# Display
+
+
+def test_the_line_of_a_step():
+    display, out = plain()
+    display.write(record())
+    assert out.getvalue() == (
+        "step 1200/3815   31 %  loss 3.412 (last 3.412)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB"
+        "  24 min 37 s left\n"
+    )
+
+
+def test_a_line_without_an_end_and_with_more_terms():
+    display, out = plain()
+    display.write(record(steps=None, terms={"nll": 3.0, "stop": 0.25}))
+    assert out.getvalue() == (
+        "step 1200  loss 3.000 (last 3.000)  stop 0.250  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB\n"
+    )
+
+
+def test_without_a_terminal_a_line_comes_every_few_seconds_and_at_the_end():
+    seconds = [0.0]
+    display, out = plain(pause=10.0, now=lambda: seconds[0])
+    for step in range(1, 31):
+        seconds[0] = float(step)
+        display.write(record(step=step, steps=30))
+    display.close()
+    shown = [line.split("/")[0] for line in out.getvalue().splitlines()]
+    assert shown == ["step  1", "step 11", "step 21", "step 30"]
+
+
+def test_a_run_that_stops_early_shows_its_last_step_once():
+    display, out = plain(pause=10.0, now=lambda: 0.0)
+    for step in (1, 2, 3):
+        display.write(record(step=step, steps=30))
+    display.close()
+    display.close()
+    assert [line.split("/")[0] for line in out.getvalue().splitlines()] == ["step  1", "step  3"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_last_step_is_shown_before_what_is_said_of_it(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120, highlight=False, _environ={"TERM": "xterm"})
+    display = Display(console)
+    for step in (1, 2, 3):
+        display.write(record(step=step, steps=3))
+    display.write({"kind": "likelihood", "step": 3}, "3.287 nats/token")
+    display.close()
+    *_, last_step, likelihood = out.getvalue().splitlines()
+    assert "step 3/3" in last_step
+    assert "likelihood  3.287 nats/token" in likelihood
+
+
+def test_other_records_show_their_text_and_nothing_else():
+    display, out = plain()
+    display.write({"kind": "sample", "step": 1, "text": "unsaid"})
+    display.write({"kind": "sample", "step": 1}, "a [bold] word " + 30 * "long ")
+    assert out.getvalue() == "sample      a [bold] word " + 30 * "long " + "\n"
+
+
+def test_on_a_terminal_a_bar_stands_below_what_is_printed_and_a_line_remains():
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=True, width=120, highlight=False, _environ={"TERM": "xterm"}))
+    display.write(record(step=1))
+    assert "━" in out.getvalue()
+    display.write({"kind": "sample", "step": 1}, "once upon a time")
+    display.write(record(step=2))
+    display.close()
+    assert "sample      once upon a time\n" in out.getvalue()
+    last = out.getvalue().splitlines()[-1]
+    assert last.endswith("left")
+    assert "step    2/3815" in last
+
+
+def test_smoothing_starts_unbiased_and_follows():
+    smoothed = Smoothed(0.5)
+    assert [smoothed(8.0), smoothed(8.0), smoothed(1.0)] == [8.0, 8.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "number", "text"),
+    [
+        (scaled, 0, "0"),
+        (scaled, 999, "999"),
+        (scaled, 999.9, "1 k"),
+        (scaled, 232_000, "232 k"),
+        (scaled, 1_234_567, "1.23 M"),
+        (scaled, 7.66e17, "766 P"),
+        (scaled, 7.66e18, "7.66 E"),
+        (short, 6e-4, "6.0e-4"),
+        (short, 0.0, "0.0e0"),
+        (short, 12.0, "1.2e1"),
+        (clock, 0.4, "0 s"),
+        (clock, 89.6, "1 min 30 s"),
+        (clock, 36 * 60 + 37, "36 min 37 s"),
+        (clock, 3599.7, "1 h 00 min"),
+        (clock, 2 * 3600 + 5 * 60, "2 h 05 min"),
+    ],
+)
+def test_numbers_as_people_say_them(function, number, text):
+    assert function(number) == text
+
+
+# TensorBoard
+
+
+def test_tensorboard_shows_every_number_and_hides_what_came_after_the_checkpoint(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with make_log(tmp_path / "mine", tensorboard=True) as log:
+        for step in (1, 2, 3):
+            log.after_step(replace(STEP, step=step, norm=step / 4))
+    with RunFolder.start(tmp_path / "mine", "seed: 1\n") as folder:
+        log = Log(Log.Config(tensorboard=True), folder, step=2, display=plain()[0])
+    log.after_step(replace(STEP, step=3, norm=9.0))
+    log.write({"kind": "likelihood", "step": 3, "nats_per_token": 3.25, "corpus": "wiki"})
+    log.close()
+
+    events = EventAccumulator(str(tmp_path / "mine" / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("step/norm")] == [(1, 0.25), (2, 0.5), (3, 9.0)]
+    assert [e.value for e in events.Scalars("step/terms/nll")] == [pytest.approx(3.412)] * 3
+    assert [e.value for e in events.Scalars("likelihood/nats_per_token")] == [3.25]
+
+
+def test_without_tensorboard_the_line_that_installs_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # what Python keeps of a module that cannot be found
+    with pytest.raises(UserError, match=r"pip install .*\[tensorboard\]"):
+        make_log(tmp_path / "mine", tensorboard=True)

@@ -1,0 +1,34 @@
+"""Rates at named steps, worked out by hand from the papers' formulas."""
+
+import pytest
+
+from tandem.training.schedule import WSD, Cosine, Linear
+
+
+def rates(schedule, config, steps, peak, at):
+    made = schedule(schedule.Config(**config), steps)
+    return [peak * made(step) for step in at]
+
+
+def test_wsd_warms_up_holds_and_falls_to_zero():
+    got = rates(WSD, {"warmup": 2000, "decay": 0.1}, 20_000, 2e-3, [0, 1999, 18_000, 19_000, 19_999])
+    assert got == pytest.approx([1e-6, 2e-3, 2e-3, 1e-3, 1e-6], rel=1e-12)
+
+
+def test_wsd_ends_at_its_floor():
+    got = rates(WSD, {"warmup": 0, "decay": 10, "floor": 0.1}, 100, 1.0, [89, 90, 95, 99])
+    assert got == pytest.approx([1.0, 1.0, 0.55, 0.19], rel=1e-12)
+
+
+def test_cosine_is_half_way_in_the_middle():
+    got = rates(Cosine, {"warmup": 0.02, "floor": 0.1}, 75_000, 2.5e-4, [0, 1499, 1500, 38_250, 74_999])
+    assert got == pytest.approx([2.5e-4 / 1500, 2.5e-4, 2.5e-4, 1.375e-4, 2.5e-5], rel=1e-6)
+
+
+def test_linear_falls_evenly_after_the_warm_up():
+    got = rates(Linear, {"warmup": 2, "floor": 0.1}, 40, 1.0, [0, 1, 2, 3, 4, 5])
+    assert got == pytest.approx([0.5, 1.0, 1.0, 0.97631579, 0.95263158, 0.92894737], rel=1e-7)
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert Cosine(Cosine.Config(warmup=0), 10)(0) == 1.0
