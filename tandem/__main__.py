@@ -1,0 +1,5 @@
+"""`python -m tandem` is the command `tandem`."""
+
+from tandem.cli import main
+
+main()

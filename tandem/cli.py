@@ -1,0 +1,189 @@
+"""The command `tandem`: every sub-command is a few lines around a function of the library.
+
+What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
+(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own; Ctrl-C ends
+with 130; whatever else is raised is a bug and shows itself in full.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+import tandem
+
+
+class _Group(TyperGroup):
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
+        except ValueError as error:
+            from tandem.recipe import UserError
+
+            if not isinstance(error, UserError):
+                raise
+            print(error, file=sys.stderr)
+            sys.exit(2)
+
+
+main = typer.Typer(
+    cls=_Group, add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tandem {tandem.__version__}")
+        raise typer.Exit
+
+
+@main.callback()
+def _tandem(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Pretrain language models in ways that split one job in two, and compare them. Start with `tandem show`."""
+
+
+def _fill() -> None:
+    """Import what registers itself."""
+    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation"):
+        importlib.import_module(f"tandem.{part}")
+
+
+@main.command()
+def show(
+    what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, or `mask`.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: of what.")] = None,
+) -> None:
+    """What there is to choose from, and what each choice takes.
+
+    \b
+    tandem show                       sections, their choices, recipes
+    tandem show decoder               a choice and its options
+    tandem show decoder/tiny          a recipe: every value and where it comes from
+    tandem show mask decoder          which key each query may read, of a network or of a recipe
+    """
+    from tandem.recipe import explain, overview
+
+    _fill()
+    if what is None:
+        print(overview())
+    elif what == "mask":
+        print(_masks(*(more or [])))
+    else:
+        print(explain(what, more or []))
+
+
+def _masks(what: str = "", *overrides: str) -> str:
+    """Every span of a network, drawn for an example row."""
+    from tandem.nn.drawing import STARTS, draw_span
+    from tandem.recipe import UserError, configure, did_you_mean, load, recipes, registered
+
+    networks = registered("network")
+    if what in networks:
+        network, config = networks[what], configure("network", what, overrides)
+    elif what in recipes() or what.endswith((".yaml", ".yml")):
+        recipe = load(what, overrides)
+        network, config = recipe.choice("network"), recipe.network
+    else:
+        near = did_you_mean(what, [*networks, *recipes()])
+        raise UserError(f"show mask {what}: needs a network or a recipe; {near}networks: {', '.join(networks)}")
+    parts = ["One line per query, one column per key: # is read, . is not. Two documents, a and b, in one row."]
+    for title, span, keys in network.drawing(config, list(STARTS)):
+        parts += [title, draw_span(span.lo[0].tolist(), span.hi[0].tolist(), keys)]
+    return "\n\n".join(parts)
+
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/demo.")]
+
+
+@main.command("prepare")
+def prepare_text(recipe: str, overrides: Overrides = None) -> None:
+    """Turn the text of a recipe into a prepared corpus; `train` does it too."""
+    _fill()
+    from tandem.comparison.pretrain import prepared
+    from tandem.recipe import load
+
+    corpus = prepared(load(recipe, overrides or []))
+    for store in (corpus.train, corpus.validation):
+        print(
+            f"{store.folder}: {len(store):,} documents, {len(store.tokens):,} tokens, fingerprint {store.fingerprint}"
+        )
+
+
+@main.command()
+def plan(recipe: str, overrides: Overrides = None) -> None:
+    """Say what a run would do, cost and take: every value with its origin, FLOPs, memory and time, measured."""
+    _fill()
+    from tandem.comparison.pretrain import plan as planned
+    from tandem.recipe import load
+
+    print(planned(load(recipe, overrides or [])))
+
+
+@main.command()
+def train(
+    recipe: str,
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Train a recipe, or go on with it: the same command again continues an interrupted run."""
+    _fill()
+    from tandem.comparison.pretrain import pretrain
+    from tandem.recipe import load
+    from tandem.training.health import Stopped
+
+    loaded = load(recipe, overrides or [])
+    name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+    try:
+        pretrain(loaded, runs / name)
+    except Stopped as stopped:
+        print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + stopped.signal_number)
+
+
+@main.command()
+def evaluate(
+    run: RunPath,
+    documents: Annotated[int | None, typer.Option(min=1, help="Held-out documents to score; all unless given.")] = None,
+) -> None:
+    """Likelihood of held-out text, token by token: nats per token and bits per byte."""
+    _fill()
+    from tandem.comparison import trained
+
+    print(trained.evaluate(run, documents))
+
+
+@main.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="One text each; none: from the document end.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add, at most.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1)] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    seed: int = 0,
+) -> None:
+    """Go on with texts, streaming."""
+    _fill()
+    from tandem.comparison import trained
+
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    trained.continue_texts(run, prompts or [""], tokens, options, seed)
+
+
+@main.command()
+def export(run: RunPath, folder: Path) -> None:
+    """Write a run's model as safetensors, config.json and tokenizer.json."""
+    _fill()
+    from tandem.comparison import trained
+
+    print(trained.write_model(run, folder))

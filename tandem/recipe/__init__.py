@@ -1,0 +1,66 @@
+"""What a run is: one YAML file, read strictly, in which every value can say where it came from.
+
+A recipe has two keys of its own, `seed` and `budget`, and sections. A section belongs to the class that it builds: the
+class declares its options in an inner `Config` and registers itself, and that is all a recipe knows of it.
+
+    @register("network", "sps")                         extends: decoder/tiny      # a name or a path
+    class SPS(Network):                                 budget: 5e6 tokens
+        class Config(Settings):                         network:
+            window: int | None = Field(64, ge=0)          name: sps                # another choice: a fresh section
+            '''Tokens for which it stays readable.'''     window: 32
+                                                        corpus:
+        @classmethod                                      texts: ["${DATA}/wiki.txt"]
+        def check(cls, recipe):
+            if recipe.batch.context < 2:
+                yield "batch.context", "sps needs two"
+
+    recipe = load("mine.yaml", ["network.window=16"])
+    recipe.network.window, recipe.choice("network"), recipe.origins["network.window"]     # 16, SPS, override
+
+A value is a default of the class, stands in a file and a line, is an override, or is derived from others by
+`Settings.derive`. Nothing is dropped or guessed: all mistakes are told at once, each on one line with its place, its
+value, what is allowed and the nearest name.
+
+    mine.yaml:7  network.windw = 64: no such key; did you mean network.window? sps takes depth, heads, width, window
+
+The YAML is that of version 1.2 (`6e-4` is a number; `no` and `12:30` are text) without aliases and tags; a whole number
+may be written `2e6`. Mappings merge key by key with those that they extend, anything else replaces, and a section whose
+`name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a text is taken
+from the environment when the recipe is read; a saved recipe and its fingerprint keep it as written, so that a run can
+move to where its data lie elsewhere.
+"""
+
+from tandem.recipe.budget import Budget, parse_budget
+from tandem.recipe.catalogue import explain, overview
+from tandem.recipe.document import Origin, recipes
+from tandem.recipe.resolve import Recipe, configure, load
+from tandem.recipe.settings import (
+    SECTIONS,
+    Settings,
+    UserError,
+    describe,
+    did_you_mean,
+    register,
+    registered,
+    require,
+)
+
+__all__ = [
+    "SECTIONS",
+    "Budget",
+    "Origin",
+    "Recipe",
+    "Settings",
+    "UserError",
+    "configure",
+    "describe",
+    "did_you_mean",
+    "explain",
+    "load",
+    "overview",
+    "parse_budget",
+    "recipes",
+    "register",
+    "registered",
+    "require",
+]

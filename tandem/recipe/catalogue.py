@@ -1,0 +1,110 @@
+"""What there is to choose from, in words: the text of `tandem show`."""
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from tandem.recipe.document import find, recipes
+from tandem.recipe.resolve import load
+from tandem.recipe.settings import (
+    SECTIONS,
+    Settings,
+    UserError,
+    default_name,
+    describe,
+    did_you_mean,
+    is_choice,
+    registered,
+    settings_in,
+)
+
+
+def overview() -> str:
+    """Every section with its choices, every recipe."""
+    rows: list[tuple[str, str]] = []
+    for kind in SECTIONS:
+        if is_choice(kind):
+            rows += [(kind, "one of"), *_choices(kind)]
+        else:
+            rows += [(kind, _first_line(cls)) for cls in registered(kind).values()]
+    named = recipes()
+    studies = [name for name in named if name.startswith("studies/")]
+    for title, names in ("recipes", [name for name in named if name not in studies]), ("studies", studies):
+        rows += [("", ""), (title, "")] if names else []
+        rows += [(f"  {name}", _comment(named[name])) for name in names]
+    return f"{_columns(rows)}\n\n`tandem show` with one of these names tells more."
+
+
+def explain(name: str, overrides: Iterable[str] = ()) -> str:
+    """A section, a choice with its options, or a recipe with the origin of each value.
+
+    Raises: UserError for an unknown name, for overrides of what is no recipe, and for what is wrong in the recipe.
+    """
+    if name in recipes() or name.endswith((".yaml", ".yml")):
+        path = find(name)
+        title = f"{path}  {_comment(path)}".rstrip()
+        return f"{title}\n\n{_columns(load(name, overrides).table())}"
+    if overrides:
+        raise UserError(f"{name} {' '.join(overrides)}: only a recipe takes overrides")
+    if name in SECTIONS and is_choice(name):
+        return _columns([(f"{name}.name", "one of"), *_choices(name)])
+    found = [(kind, registered(kind)[name]) for kind in SECTIONS if name in registered(kind)]
+    if not found:
+        known = [*SECTIONS, *recipes(), *(choice for kind in SECTIONS for choice in registered(kind))]
+        raise UserError(f"{name}: nothing has this name; {did_you_mean(name, known)}`tandem show` lists what there is")
+    return "\n\n".join(_explain_class(kind, name, cls) for kind, cls in found)
+
+
+def _explain_class(kind: str, name: str, cls: Any) -> str:
+    title = f"{kind}.name: {name}" if is_choice(kind) else kind
+    return "\n\n".join(filter(None, (title, _text(cls), _text(cls.Config), _columns(_options(cls.Config, kind)))))
+
+
+def _options(config: type[Settings], prefix: str) -> Iterator[tuple[str, ...]]:
+    """Of each option the key with its default, and what it takes; below, what it is, and the options it has itself."""
+    for name, field in config.model_fields.items():
+        key, takes = f"{prefix}.{name}", describe(field.annotation, field.metadata)
+        if field.is_required():
+            yield key, f"required: {takes}"
+        else:
+            default = to_jsonable_python(field.get_default(call_default_factory=True))
+            yield f"{key} = {json.dumps(default)}", takes
+        for line in (field.description or "").splitlines():
+            yield (f"    {line}",)
+        if inner := settings_in(field.annotation):
+            yield from _options(inner, key)
+
+
+def _choices(kind: str) -> list[tuple[str, str]]:
+    mark = {default_name(kind): "(default) "}
+    return [(f"  {name}", mark.get(name, "") + _first_line(cls)) for name, cls in registered(kind).items()]
+
+
+def _text(cls: type) -> str:
+    """The docstring of a class itself, not of those it extends."""
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+def _first_line(cls: Any) -> str:
+    return next(iter((_text(cls.Config) or _text(cls)).splitlines()), "")
+
+
+def _comment(path: Path) -> str:
+    """The first line of a recipe, where it is a comment."""
+    with path.open(encoding="utf-8") as lines:
+        first = lines.readline()
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> str:
+    """Rows in aligned columns; the last cell of a row is as long as it is."""
+    rows = list(rows)
+    widths: dict[int, int] = {}
+    for column, cell in (pair for row in rows for pair in enumerate(row[:-1])):
+        widths[column] = max(widths.get(column, 0), len(cell))
+    padded = ([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]] for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in padded)

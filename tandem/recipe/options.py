@@ -1,0 +1,106 @@
+"""One section: from its nodes to typed Settings, or to a line for each thing that is wrong."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from tandem.recipe.document import DEFAULT, DERIVED, Node, Origin, Problems, shown
+from tandem.recipe.settings import SECTIONS, Settings, describe, did_you_mean, part_of, registered, settings_in
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def read_options(config: type[Settings], kind: str, name: str, node: Node, problems: Problems) -> Settings | None:
+    """The options of choice `name` in section `kind`, or None. Without a kind they are the recipe's own."""
+    count = len(problems)
+    expanded = _expand(node, kind, problems)
+    try:
+        # As JSON, for there a strict tuple takes a list, and a path takes text.
+        settings = config.model_validate_json(json.dumps(expanded))
+    except ValidationError as invalid:
+        for error in invalid.errors(include_url=False):
+            problems.add(*_explain(error, config, kind, name, node))
+        return None
+    return settings if len(problems) == count else None
+
+
+def as_written(value: Any, written: Any) -> Any:
+    """`value` with each `${NAME}` back where `written` has it."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {key: as_written(inner, written.get(key)) for key, inner in value.items()}
+    if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
+        return list(map(as_written, value, written))
+    return written if isinstance(written, str) and _VARIABLE.search(written) else value
+
+
+def origins(settings: Settings, node: Node, prefix: str) -> Iterator[tuple[str, Origin]]:
+    """Where each value was written; one that was neither written nor is the default was derived."""
+    for name, field in type(settings).model_fields.items():
+        key, value, written = join(prefix, name), getattr(settings, name), node.at(name)
+        if written and isinstance(value, Settings):
+            yield from origins(value, written, key)
+        elif written and (written.value is not None or value is None):
+            yield key, written.origin
+        else:
+            yield key, DEFAULT if value == field.get_default(call_default_factory=True) else DERIVED
+
+
+def join(*parts: str) -> str:
+    """A dotted key."""
+    return ".".join(filter(None, parts))
+
+
+def _expand(node: Node, key: str, problems: Problems) -> Any:
+    """The plain value, every `${NAME}` taken from the environment."""
+    if isinstance(node.value, dict):
+        return {part: _expand(inner, join(key, part), problems) for part, inner in node.value.items()}
+    if isinstance(node.value, list):
+        return [_expand(item, key, problems) for item in node.value]
+    if not isinstance(node.value, str):
+        return node.value
+    for name in _VARIABLE.findall(node.value):
+        if name not in os.environ:
+            reason = f"the environment has no {name}; set it, or write the text out"
+            problems.add(node.origin, f"{key} = {shown(node.value)}: {reason}")
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), node.value)
+
+
+def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Node) -> tuple[Origin, str]:
+    """One line for a pydantic error: key, value, what is wrong, what is allowed, what was meant."""
+    field, key = FieldInfo.from_annotation(config), kind
+    for part in error["loc"]:
+        inner, below = part_of(field.annotation, part), node.at(part)
+        if inner is None and below and error["type"] == "extra_forbidden":
+            owner = settings_in(field.annotation)
+            takes = [*owner.model_fields] if owner else []
+            takes = takes if kind else ["extends", *takes, *filter(registered, SECTIONS)]
+            reason = f"no such key; {_meant(part, kind, name, key, takes)}"
+            reason += f"{name if key == kind else key} takes {', '.join(takes)}"
+            return below.origin, f"{join(key, part)} = {shown(below.plain())}: {reason}"
+        if inner is None or (below is None and error["type"] != "missing"):
+            break  # the branch of a union
+        field, key, node = inner, join(key, str(part)), below or node
+    allowed = describe(field.annotation, field.metadata)
+    if error["type"] == "missing":
+        description = f" ({' '.join(field.description.split())})" if field.description else ""
+        return node.origin, f"{key}: required: {allowed}{description}"
+    section = kind if name == kind else f"{kind} = {name}"
+    subject = section if key == kind else f"{key} = {shown(node.plain())}"
+    if error["type"] in ("value_error", "assertion_error"):
+        return node.origin, f"{subject}: {error['msg'].partition(', ')[2]}"
+    return node.origin, f"{subject}: must be {allowed}"
+
+
+def _meant(unknown: str, kind: str, name: str, key: str, takes: list[str]) -> str:
+    """Where an unknown key belongs: in another choice, in another section, or here with another spelling."""
+    for other in SECTIONS:
+        for choice, cls in registered(other).items():
+            if unknown in cls.Config.model_fields:
+                elsewhere = other == kind and choice != name
+                return f"{choice} has it; " if elsewhere else f"did you mean {other}.{unknown}? "
+    return did_you_mean(unknown, takes, f"{key}." if key else "")

@@ -1,0 +1,201 @@
+"""From the tree of a recipe to the typed run, with every mistake found on the way."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from tandem.recipe.budget import Budget, parse_budget
+from tandem.recipe.document import (
+    DEFAULT,
+    DERIVED,
+    OVERRIDE,
+    Node,
+    Origin,
+    Problems,
+    read_chain,
+    read_overrides,
+    shown,
+    to_yaml,
+)
+from tandem.recipe.options import as_written, origins, read_options
+from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, registered
+
+
+class Run(Settings):
+    """The keys of a recipe outside its sections."""
+
+    seed: int = Field(1337, ge=0)
+    """Decides the initial weights, the order of the documents and every other draw."""
+    budget: str
+    """What training may spend, such as 5e9 tokens (units: tokens, flops, seconds, steps)."""
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _canonical(cls, text: Any) -> str:
+        return str(parse_budget(str(text)))
+
+
+class NoSection(AttributeError):
+    """A recipe was asked for a section that it does not have, or that is wrong in itself."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run, resolved and typed: `recipe.network` is the `Config` of the network, and so for every section.
+
+    Two recipes are equal when their values are, wherever these were written.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """What the file would say if it said everything; `${NAME}` stays as written."""
+    origins: dict[str, Origin] = field(default_factory=dict, compare=False)
+    """Dotted key -> where its value was written."""
+    choices: dict[str, type] = field(default_factory=dict, compare=False)
+    settings: dict[str, Settings] = field(default_factory=dict, compare=False)
+
+    def __getattr__(self, section: str) -> Any:
+        return _entry(vars(self).get("settings", {}), section)
+
+    def choice(self, section: str) -> Any:
+        """The class that a section builds."""
+        return _entry(self.choices, section)
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    @property
+    def budget(self) -> Budget:
+        return parse_budget(self.run.budget)
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits that change with any value."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:8]
+
+    def value(self, key: str) -> Any:
+        """The value of a dotted key, as in `values`."""
+        return functools.reduce(lambda values, part: values[part], key.split("."), self.values)
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Key, value and origin of everything, in the order of a recipe."""
+        return [(key, json.dumps(self.value(key)), str(origin)) for key, origin in self.origins.items()]
+
+    def to_yaml(self) -> str:
+        """The whole recipe; `load` reads an equal one from it."""
+        return to_yaml(self.values)
+
+
+def _entry(sections: Mapping[str, Any], name: str) -> Any:
+    if name not in sections:
+        raise NoSection(f"this recipe has no {name}")
+    return sections[name]
+
+
+def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read, merge, check and resolve a recipe.
+
+    Args:
+        reference: the path of a .yaml file, or a name such as decoder/tiny (in ./recipes, then in Tandem's own).
+        overrides: `section.key=value` with YAML values; they lie on top of the file.
+    Raises: UserError with one line for each problem.
+    """
+    problems, recipe = Problems(), Recipe()
+    layers = read_chain(str(reference), problems)
+    tree = functools.reduce(_over, [*layers, read_overrides(overrides, problems)], Node({}, DEFAULT))
+    tree = Node(tree.value, layers[-1].origin)
+    kinds = list(filter(registered, SECTIONS))
+    if not kinds:
+        raise RuntimeError("nothing is registered; import tandem.networks and the other parts before loading a recipe")
+    own = Node({key: node for key, node in tree.value.items() if key not in kinds}, tree.origin)
+    _keep("", "a recipe", Run, own, recipe, problems)
+    for kind in kinds:
+        _read_section(kind, tree.at(kind) or Node({}, tree.origin), recipe, problems)
+    for cls in recipe.choices.values():
+        _check(cls, tree, recipe, problems)
+    problems.raise_any()
+    return recipe
+
+
+def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ()) -> Any:
+    """The `Config` of one section without a recipe: its defaults under `overrides` (`network.depth=4`).
+
+    Raises: UserError as `load` does.
+    """
+    problems, recipe = Problems(), Recipe()
+    options = {"name": Node(name, OVERRIDE)} if name else {}
+    chosen = Node({kind: Node(options, OVERRIDE)}, OVERRIDE)
+    tree = _over(chosen, read_overrides(overrides, problems))
+    for key in tree.value.keys() - {kind}:
+        problems.add(OVERRIDE, f"{key}: no such key; without a recipe there is only {kind}")
+    _read_section(kind, tree.value[kind], recipe, problems)
+    problems.raise_any()
+    return recipe.settings[kind]
+
+
+def _over(base: Node, top: Node) -> Node:
+    """`top` on top of `base`, except that a section which changes its name starts afresh."""
+
+    def name(kind: str, tree: Node) -> Any:
+        section = tree.at(kind)
+        named = section and section.at("name")
+        return named and named.value
+
+    # `batch:` with nothing under it says nothing
+    top = Node({k: node for k, node in top.value.items() if k not in SECTIONS or node.value is not None}, top.origin)
+    old = {kind: name(kind, base) or default_name(kind) for kind in base.value if is_choice(kind)}
+    fresh = {kind for kind in old if old[kind] and name(kind, top) not in (None, old[kind])}
+    return top.over(Node({k: node for k, node in base.value.items() if k not in fresh}, base.origin))
+
+
+def _read_section(kind: str, node: Node, recipe: Recipe, problems: Problems) -> None:
+    """Find the class of a section, then read its options."""
+    classes, name = registered(kind), kind
+    if not isinstance(node.value, dict):
+        cure = f"; write {kind}: {{name: {node.value}}}" if is_choice(kind) and node.value in [*classes] else ""
+        return problems.add(node.origin, f"{kind} = {shown(node.plain())}: must be a mapping of options{cure}")
+    options, recipe.values[kind] = dict(node.value), {}
+    if is_choice(kind):
+        named = options.pop("name", None) or Node(default_name(kind), DEFAULT)
+        name, choices = named.value, f"one of {', '.join(classes)}"
+        if named.origin == DEFAULT and not name:
+            return problems.add(node.origin, f"{kind}.name: required; {choices}")
+        if name not in [*classes]:
+            near = did_you_mean(str(name), classes)
+            return problems.add(named.origin, f"{kind}.name = {shown(named.plain())}: no such {kind}; {near}{choices}")
+        recipe.values[kind]["name"], recipe.origins[f"{kind}.name"] = name, named.origin
+    recipe.choices[kind] = classes[name]
+    _keep(kind, name, classes[name].Config, Node(options, node.origin), recipe, problems)
+
+
+def _keep(kind: str, name: str, config: type[Settings], node: Node, recipe: Recipe, problems: Problems) -> None:
+    settings = read_options(config, kind, name, node, problems)
+    if settings is None:
+        return
+    recipe.settings[kind or "run"] = settings
+    recipe.origins.update(origins(settings, node, kind))
+    values = recipe.values[kind] if kind else recipe.values
+    values.update(as_written(settings.model_dump(mode="json"), node.plain()))
+
+
+def _check(cls: Any, tree: Node, recipe: Recipe, problems: Problems) -> None:
+    """What a class refuses about the recipe as a whole: `check(recipe)` yields (key, reason)."""
+    if not hasattr(cls, "check"):
+        return
+    try:
+        for key, reason in cls.check(recipe):
+            section = key.partition(".")[0]
+            named = key if key in recipe.origins else f"{section}.name"
+            origin = recipe.origins.get(named)
+            subject = f"{key} = {shown(recipe.value(named))}" if origin else key
+            if origin in (DEFAULT, DERIVED):
+                subject, origin = f"{subject} ({origin})", None
+            problems.add(origin or (tree.at(section) or tree).origin, f"{subject}: {reason}")
+    except NoSection:  # reported already, by the section itself
+        if not problems:
+            raise

@@ -1,0 +1,147 @@
+"""The command answers at once, tells mistakes without a traceback, and never hides a bug."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from pydantic import Field
+from typer.testing import CliRunner
+
+from tandem import cli
+from tandem.recipe import Settings, UserError, recipes, register, settings
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Runs the command over a small registry of its own, in an empty directory; gives (exit code, output, errors)."""
+    monkeypatch.setattr(settings, "_registry", {})
+    monkeypatch.setattr(settings, "_default_names", {})
+    monkeypatch.setattr(cli, "_fill", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+    class Span:
+        """As a network draws it: tensors are anything with `tolist`."""
+
+        def __init__(self, lo, hi):
+            self.lo, self.hi = [Listed(lo)], [Listed(hi)]
+
+    class Listed(list):
+        def tolist(self):
+            return list(self)
+
+    @register("network", "decoder")
+    class Decoder:
+        """The plain decoder."""
+
+        class Config(Settings):
+            depth: int = Field(2, ge=1)
+            """Number of blocks."""
+
+        @classmethod
+        def drawing(cls, config, starts):
+            return [(f"tokens at depth {config.depth}", Span(starts, range(1, 13)), 12)]
+
+    def run(*args):
+        result = CliRunner().invoke(cli.main, args)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    (tmp_path / "mine.yaml").write_text("# Mine.\nbudget: 3 steps\nnetwork:\n  name: decoder\n")
+    return run
+
+
+def test_help_answers_within_0_4_seconds():
+    def seconds():
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "tandem", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.4
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"]])
+def test_help_loads_none_of_the_heavy_libraries(args):
+    code = f"""
+import sys, atexit
+heavy = {{"torch", "numpy", "pydantic", "yaml", "rich"}}
+atexit.register(lambda: print("loaded:", sorted(heavy & set(sys.modules))))
+sys.argv = ["tandem", *{args}]
+from tandem.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_show_lists_what_there_is(command):
+    code, out, _ = command("show")
+    assert code == 0
+    assert "  decoder       The plain decoder." in out
+    assert all(name in out for name in recipes())
+
+
+def test_show_explains_a_choice_and_a_recipe(command):
+    assert "network.depth = 2  a whole number >= 1\n    Number of blocks." in command("show", "decoder")[1]
+    _, out, _ = command("show", "mine.yaml", "network.depth=3")
+    assert out.splitlines()[0] == "mine.yaml  Mine."
+    assert "network.depth  3          override" in out
+    assert 'network.name   "decoder"  mine.yaml:4' in out
+
+
+@pytest.mark.parametrize("what", [["decoder", "network.depth=3"], ["mine.yaml", "network.depth=3"]])
+def test_show_mask_draws_a_network_or_that_of_a_recipe(command, what):
+    code, out, _ = command("show", "mask", *what)
+    assert code == 0
+    assert "tokens at depth 3" in out
+    assert "\nb1  .......##...\n" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["show", "decodr"], "decodr: nothing has this name; did you mean decoder? `tandem show` lists what there is"),
+        (["show", "none.yaml"], '"none.yaml": no such recipe; did you mean mine.yaml? `tandem show` lists them'),
+        (["show", "mine.yaml", "seed=-1"], "override  seed = -1: must be a whole number >= 0"),
+        (["show", "mask"], "show mask : needs a network or a recipe; networks: decoder"),
+        (
+            ["show", "mask", "decodr"],
+            "show mask decodr: needs a network or a recipe; did you mean decoder? networks: decoder",
+        ),
+        (["show", "mask", "decoder", "network.depth=0"], "override  network.depth = 0: must be a whole number >= 1"),
+    ],
+)
+def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(command, args, line):
+    assert command(*args) == (2, "", line + "\n")
+
+
+@pytest.mark.parametrize("args", [["sho"], ["show", "--colour"]])
+def test_wrong_usage_is_exit_code_2_too(command, args):
+    code, out, errors = command(*args)
+    assert (code, out) == (2, "")
+    assert "Error: No such" in errors
+
+
+def raising(error):
+    def fill():
+        raise error
+
+    return fill
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(command, monkeypatch):
+    monkeypatch.setattr(cli, "_fill", raising(KeyboardInterrupt()))
+    assert command("show") == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug"), KeyError("a bug"), AssertionError("a bug")])
+def test_a_bug_is_not_hidden(command, monkeypatch, bug):
+    monkeypatch.setattr(cli, "_fill", raising(bug))
+    with pytest.raises(type(bug), match="a bug"):
+        command("show")
+
+
+def test_a_message_of_several_lines_is_printed_whole(command, monkeypatch):
+    monkeypatch.setattr(cli, "_fill", raising(UserError("one\ntwo")))
+    assert command("show") == (2, "", "one\ntwo\n")
