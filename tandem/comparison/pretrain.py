@@ -7,6 +7,7 @@ goes on where it was interrupted, and on a finished run shows the result at once
 import json
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
+    # What can be refused is refused before a folder is made.
+    run = None if path.exists() else Run(recipe, prepared(recipe, console))
     with RunFolder.start(path, recipe.to_yaml()) as folder:
         result_file = path / "result.json"
         if not result_file.exists():
-            corpus = prepared(recipe, console)
-            result = _trained_and_judged(recipe, corpus, folder, say)
-            plot_losses({path.name: folder.records()}, path / "loss.png")
+            result = _trained_and_judged(go_on(folder, run or planned(folder, recipe, console)), folder, say)
+            if find_spec("matplotlib"):
+                plot_losses({path.name: folder.records()}, path / "loss.png")
             replace_file(result_file, json.dumps(result, indent=1).encode())
         result = json.loads(result_file.read_text())
         for line in result_page(folder, result):
@@ -73,25 +76,29 @@ def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     return corpus
 
 
-def open_run(folder: RunFolder, recipe: Recipe, corpus: Corpus) -> Run:
-    """The run of a folder, at its last checkpoint; what was planned and spent is as it was."""
+def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None) -> Run:
+    """The run of a folder at step 0, as long as it was planned."""
     plan_file = folder.path / "plan.json"
-    plan = json.loads(plan_file.read_text()) if plan_file.exists() else {}
-    run = Run(recipe, corpus, plan.get("steps"))
-    if not plan:
-        speed = run.speed or run.measure()
-        plan = {"steps": run.steps, "page": page(run, speed), "step_seconds": speed.step_seconds}
-        replace_file(plan_file, json.dumps(plan, indent=1).encode())
+    steps = json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None
+    return Run(recipe, prepared(recipe, console), steps)
+
+
+def go_on(folder: RunFolder, run: Run) -> Run:
+    """The run at the last checkpoint of the folder, if there is one."""
     last = checkpoint.latest(folder.checkpoints)
     if last is not None:
         run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser))
     return run
 
 
-def _trained_and_judged(recipe: Recipe, corpus: Corpus, folder: RunFolder, say: Say) -> dict[str, Any]:
-    run = open_run(folder, recipe, corpus)
-    plan = json.loads((folder.path / "plan.json").read_text())
-    step = run.progress.step
+def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]:
+    recipe, step = run.recipe, run.progress.step
+    plan_file = folder.path / "plan.json"
+    if not plan_file.exists():
+        speed = run.speed or run.measure()
+        made = {"steps": run.steps, "page": page(run, speed), "step_seconds": speed.step_seconds}
+        replace_file(plan_file, json.dumps(made, indent=1).encode())
+    plan = json.loads(plan_file.read_text())
     folder.truncate_metrics(step or None)
     say(f"{'run':<11} {folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}")
     for title, text in plan["page"].items():
@@ -111,7 +118,7 @@ def _trained_and_judged(recipe: Recipe, corpus: Corpus, folder: RunFolder, say: 
         if judged is None:
             judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
             log.write(judged, in_words(judged))
-    export(run.network, corpus.tokenizer, recipe.values, folder.path / "model")
+    export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
     return {
         "step": run.steps,
         "tokens": run.steps * run.tokens_per_step,
@@ -210,10 +217,11 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
         "likelihood": in_words(result["likelihood"]),
     }
+    curve = folder.path / "loss.png"
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
-        "loss curve": folder.path / "loss.png",
+        "loss curve": curve if curve.exists() else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib",
         "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
         "model": folder.path / "model",
     }

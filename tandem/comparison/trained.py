@@ -3,18 +3,17 @@
 Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.pretrain import as_record, in_words, open_run
-from tandem.corpus import Tokenizer, prepare
+from tandem.comparison.pretrain import as_record, go_on, in_words, planned
+from tandem.corpus import Tokenizer
 from tandem.evaluation.likelihood import likelihood
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import UserError, load
+from tandem.recipe import UserError, configure, load
 from tandem.training import checkpoint
 from tandem.training.folder import RunFolder
 from tandem.training.run import Run
@@ -25,8 +24,7 @@ def open_trained(path: Path) -> Run:
     folder = RunFolder.open(path)
     if not checkpoint.standing(folder.checkpoints):
         raise UserError(f"{path}: no checkpoint yet; train it first: tandem train {folder.recipe} --run {path.name}")
-    recipe = load(str(folder.recipe))
-    return open_run(folder, recipe, prepare(recipe.corpus))
+    return go_on(folder, planned(folder, load(str(folder.recipe))))
 
 
 def open_model(path: Path) -> tuple[Network, Tokenizer]:
@@ -54,22 +52,19 @@ def evaluate(path: Path, documents: int | None) -> str:
 def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[str, Any], seed: int) -> None:
     """Prints what follows each prompt: one as it appears, several one after the other."""
     network, tokenizer = open_model(path)
-    sampler = Sampler(Sampler.Config(**options))
-    alone = len(prompts) == 1
-    if alone:
-        print(prompts[0], end="", flush=True)
+    given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
+    sampler = Sampler(configure("sampling", overrides=given))
+    pieces: list[str] = []
 
     def show(row: int, piece: str) -> None:
-        if alone:
-            print(piece, end="", flush=True)
+        if len(prompts) == 1:
+            print(piece if pieces else prompts[0] + piece, end="", flush=True)
+            pieces.append(piece)
 
     texts = generate_text(
         network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, on_text=show
     )
-    print(file=sys.stdout)
-    if not alone:
-        for prompt, text in zip(prompts, texts, strict=True):
-            print(f"{prompt}{text}\n")
+    print("" if pieces else "\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
 
 
 def write_model(path: Path, folder: Path) -> str:

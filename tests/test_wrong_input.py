@@ -1,0 +1,165 @@
+"""Wrong recipes, texts, stores, runs and prompts: one clear message, exit code 2, no traceback, nothing lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import main
+
+SMALL = ["budget=6 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "sampling.tokens=3"]
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_corpus):
+    folder = tmp_path_factory.mktemp("trained")
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
+    assert done.exit_code == 0, done.output
+    return folder / "mine"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "mine"))
+
+
+def refused(done, *words):
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["network.dept=3"], ["network.dept", "did you mean network.depth?"]),
+        (["network.width=65"], ["width 65 is not a multiple of heads 2"]),
+        (["network.key_heads=3"], ["key_heads 3 does not divide heads 2"]),
+        (["network.mlp=swish"], ["network.mlp", "swiglu, gelu, gelu_tanh"]),
+        (["network.name=transformer"], ["network.name", "decoder"]),
+        (["objective.name=next_tokn"], ["did you mean next_token?"]),
+        (["budget=5 Gt"], ["unknown unit", "5e9 tokens"]),
+        (["budget=1 tokens"], ["one step alone takes"]),
+        (["optimiser.lr=fast"], ["optimiser.lr", "a number"]),
+        (["optimiser.lr=-1"], ["optimiser.lr", "> 0"]),
+        (["batch.rows=3", "batch.micro_batches=2"], ["batch.micro_batches", "must divide batch.rows (3)"]),
+        (["training.device=cuda:9"], ["training.device", "auto, cpu, cuda"]),
+        (["corpus.texts=[nowhere.txt]"], ["nowhere.txt"]),
+        (["corpus.texts=[table.xlsx]"], [".xlsx", ".jsonl"]),
+        (["corpus.tokenizer=nowhere.json"], ["nowhere.json"]),
+        (["corpus.vocabulary=12"], ["corpus.vocabulary", ">= 257"]),
+        (["schedule.name=cosine", "schedule.decay=0.2"], ["schedule.decay", "cosine takes"]),
+        (["seed=x", "log.every=0"], ["seed", "log.every"]),
+    ],
+)
+def test_a_wrong_recipe(tmp_path, monkeypatch, small_corpus, overrides, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    given = [word for word in small_corpus if word.split("=")[0] not in {o.split("=")[0] for o in overrides}]
+    if any(word.startswith("corpus.tokenizer") for word in overrides):
+        given = [word for word in given if not word.startswith("corpus.vocabulary")]
+    refused(tandem("train", "decoder/tiny", *SMALL, *given, *overrides), *words)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"text": "fine"}\n{"text": \n', ["bad.jsonl:2"]),
+        ('{"words": "no text here"}\n', ["bad.jsonl:1", "text"]),
+        ("", []),
+    ],
+)
+def test_bad_texts(tmp_path, content, words):
+    (tmp_path / "bad.jsonl").write_text(content)
+    given = [f"corpus.texts=[{tmp_path / 'bad.jsonl'}]", f"corpus.folder={tmp_path / 'corpora'}"]
+    refused(tandem("prepare", "decoder/tiny", *given), *words)
+    assert not list((tmp_path / "corpora").glob("*/train"))
+
+
+def damage_tokens(store: Path):
+    data = (store / "tokens.bin").read_bytes()
+    (store / "tokens.bin").write_bytes(data[: len(data) // 2])
+
+
+def damage_manifest(store: Path):
+    (store / "manifest.json").write_text('{"format": 1, "docum')
+
+
+def swap_tokenizer(store: Path):
+    tokenizer = json.loads((store / "tokenizer.json").read_text())
+    tokenizer["version"] = "2"
+    (store / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def remove_offsets(store: Path):
+    (store / "offsets.bin").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_tokens, damage_manifest, swap_tokenizer, remove_offsets])
+def test_a_damaged_store(tmp_path, texts, damage):
+    given = [f"corpus.texts=[{texts}]", "corpus.vocabulary=300", f"corpus.folder={tmp_path}"]
+    assert tandem("prepare", "decoder/tiny", *given).exit_code == 0
+    (store,) = tmp_path.glob("*/train")
+    damage(store)
+    refused(tandem("prepare", "decoder/tiny", *given), str(store), "delete", "prepare")
+
+
+def test_a_run_that_is_not_there(run):
+    for command in ("evaluate", "generate"):
+        refused(tandem(command, run.parent / "yours"), "no run here", "mine")
+
+
+def test_the_folder_of_another_recipe(run, small_corpus):
+    before = contents(run)
+    other = ["network.depth=2", *(word for word in SMALL if "depth" not in word)]
+    done = tandem("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *other, *small_corpus)
+    refused(done, "another recipe", "network.depth: 1 there, 2 asked")
+    assert contents(run) == before
+
+
+def test_a_damaged_checkpoint(run):
+    (weights,) = run.glob("checkpoints/*/network.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-5])
+    before = contents(run)
+    refused(tandem("evaluate", run), "network.safetensors", "damaged", "Delete the folder")
+    assert contents(run) == before
+
+
+def test_a_damaged_record(run, small_corpus):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([lines[0][:9] + "\n", *lines[1:]]))
+    done = tandem("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
+    refused(done, "metrics.jsonl:1")
+
+
+def test_exporting_over_something(run, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "precious.txt").write_text("mine")
+    refused(tandem("export", run, tmp_path / "there"), "not empty")
+    assert (tmp_path / "there" / "precious.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--tokens", "0"], ["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["\udcff"]]
+)
+def test_bad_prompts(run, arguments):
+    refused(tandem("generate", run, *arguments))
+
+
+def test_a_prompt_longer_than_learned_positions(tmp_path, small_corpus):
+    learned = ["network.positions=learned", *SMALL, *small_corpus]
+    assert tandem("train", "decoder/tiny", "--run", "short", "--runs", tmp_path, *learned).exit_code == 0
+    refused(tandem("generate", tmp_path / "short", "cat " * 40), "positions for 32")
