@@ -166,7 +166,7 @@ class DecoderSession:
         self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
         return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
 
-    @torch.no_grad()
+    @torch.inference_mode()  # not no_grad: a tenth less time for one token of a small network
     def step(self, tokens: Tensor) -> Tensor:
         network = self.network
         tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)

@@ -67,6 +67,12 @@ class BlockConfig(Settings):
         inner = inner_width(self.mlp, self.width)
         return {"key_heads": self.heads, "head_width": head_width, "mlp_width": inner}
 
+    @property
+    def derived(self) -> tuple[int, int, int]:
+        """G, D and F, given or derived."""
+        assert self.key_heads and self.head_width and self.mlp_width
+        return self.key_heads, self.head_width, self.mlp_width
+
 
 class Reader(Protocol):
     """What the queries of layer `layer` read; y has the shape of q, (B, H, T, D)."""
@@ -83,18 +89,16 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
-        c, D = config, config.head_width
-        self.layer, self.heads, self.key_heads = layer, c.heads, c.key_heads
+        c, (G, D, inner) = config, config.derived
+        self.layer, self.heads, self.key_heads = layer, c.heads, G
         self.norm_attention = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
-        queries, keys = c.heads * D, c.key_heads * D
-        self.qkv = Linear(
-            c.width, queries + 2 * keys, bias=c.bias, role="attention", parts=(queries, keys, keys)
-        )
+        queries, keys = c.heads * D, G * D
+        self.qkv = Linear(c.width, queries + 2 * keys, bias=c.bias, role="attention", parts=(queries, keys, keys))
         self.norm_q = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.output = Linear(queries, c.width, bias=c.bias, role="attention_out")
         self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
-        self.mlp = MLP(c.mlp, c.width, c.mlp_width, bias=c.bias)
+        self.mlp = MLP(c.mlp, c.width, inner, bias=c.bias)
 
     def forward(self, x: Tensor, reader: Reader) -> Tensor:
         """x (B, T, C) to (B, T, C)."""
@@ -109,8 +113,8 @@ class Block(nn.Module):
         H, G = self.heads, self.key_heads
         qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (H + 2 * G, -1))
         qk, v = qkv.split((H + G, G), dim=-2)
-        if self.norm_q is not None:
-            q, k = qk.split((H, G), dim=-2)
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = qk.to(x.dtype).split((H, G), dim=-2)  # float32 also under mixed precision, like every norm
             qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
         if rotation is not None:
             qk = rotate(qk, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
@@ -134,8 +138,6 @@ def compile_blocks(blocks: list[Block], backend: str) -> None:
 
 def linear_work(config: BlockConfig) -> int:
     """Multiply-adds of one block for one token, attention pairs left out."""
-    c = config
-    attention = c.width * (2 * c.heads + 2 * c.key_heads) * c.head_width
-    return attention + (3 if c.mlp == "swiglu" else 2) * c.width * c.mlp_width
-
-
+    G, D, inner = config.derived
+    attention = config.width * (2 * config.heads + 2 * G) * D
+    return attention + (3 if config.mlp == "swiglu" else 2) * config.width * inner

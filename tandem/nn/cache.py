@@ -48,10 +48,10 @@ class Cache:
         return 0 if self.kv is None else self._held(self.kv).nbytes
 
     def fork(self) -> "Cache":
-        """An independent copy of what is held."""
+        """An independent continuation; storage is shared until its first append, which copies what is held."""
         if self.kv is None:
             return Cache(self.window)
-        held = self._held(self.kv).clone()
+        held = self._held(self.kv)
         return Cache(self.window, held, 0, held.shape[3])
 
     def _held(self, kv: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""A trained network as files that others can read."""

@@ -1,0 +1,81 @@
+"""A network in a folder: safetensors, and all that is needed to use it without its run.
+
+    model.safetensors     parameters by name, as they are; what is tied or computed is not stored
+    config.json           network and its settings, vocabulary, context, version, the recipe it was trained by
+    tokenizer.json        of the tokenizers library
+
+    export(network, tokenizer, recipe, folder)
+    network, tokenizer = load_exported(folder)
+
+What comes back is what was given, bit for bit.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tandem import __version__
+from tandem.corpus import Tokenizer
+from tandem.networks.network import Network
+from tandem.recipe import UserError, registered
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
+    """Writes the three files; `recipe` is the resolved one, kept for the record."""
+    save_network(network, folder, recipe=recipe)
+    tokenizer.to_file(folder / TOKENIZER)
+
+
+def load_exported(folder: Path) -> tuple[Network, Tokenizer]:
+    """The network, on the CPU, and its tokenizer.
+
+    Raises: UserError naming the file that is absent, broken or of a network that is not registered.
+    """
+    return load_network(folder), Tokenizer.from_file(_found(folder / TOKENIZER))
+
+
+def save_network(network: Network, folder: Path, **record: Any) -> None:
+    """Writes weights and config.json; `record` is added to the latter."""
+    name = next(name for name, cls in registered("network").items() if cls is type(network))
+    config = {
+        "tandem": __version__,
+        "network": {"name": name, **network.config.model_dump(mode="json")},
+        "vocabulary": network.vocabulary,
+        "context": network.context,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.contiguous() for name, value in network.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config | record, indent=2) + "\n", encoding="utf-8")
+
+
+def load_network(folder: Path) -> Network:
+    """The network that `save_network` wrote, on the CPU."""
+    network, weights = _described(_found(folder / CONFIG)), _found(folder / WEIGHTS)
+    try:
+        network.load_state_dict(load_file(weights))
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(f"{weights}: damaged, or not of the network in {CONFIG}: {error}") from error
+    return network
+
+
+def _described(path: Path) -> Network:
+    """The network that config.json tells of, its weights yet to come."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        settings, vocabulary, context = dict(config["network"]), config["vocabulary"], config["context"]
+        cls = registered("network")[settings.pop("name")]
+        return cls(cls.Config.model_validate_json(json.dumps(settings)), vocabulary, context)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: tells of no network that tandem {__version__} knows: {error!r}") from error
+
+
+def _found(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; an exported network has {WEIGHTS}, {CONFIG} and {TOKENIZER}")
+    return path

@@ -1,0 +1,108 @@
+"""The networks and texts that the contract is checked on.
+
+Networks are built tiny, their parameters drawn far from zero (at N(0, 0.02) a tiny network hardly notices its
+attention) and in float64, where a tolerance need not leave room for anything but a bug.
+
+Shapes: B rows, T tokens, C width, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tandem.networks
+import tandem.objectives  # noqa: F401 - importing both registers all there are
+from tandem.corpus import IGNORE, Batch
+from tandem.networks.network import Network
+from tandem.recipe import registered
+
+VOCABULARY, CONTEXT, EOS = 61, 40, 0
+ROWS = [[9, 1, 14, 8], [2, 27, 3]]  # lengths of the documents of two rows, the document end included
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network at one of its tiny settings."""
+
+    name: str
+    network: type[Network]
+    config: Any
+
+    def __str__(self) -> str:
+        return self.name
+
+    def fresh(self, seed: int = 0) -> Network:
+        """As training builds it."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.network(self.config, VOCABULARY, CONTEXT, generator)  # type: ignore[call-arg]
+
+    def build(self, seed: int = 0) -> Network:
+        """In float64, every parameter moved far from where it starts."""
+        network, generator = self.fresh(seed).double(), torch.Generator().manual_seed(seed)
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            if parameter.ndim > 1:
+                parameter.data = noise / parameter.shape[-1] ** 0.5
+            else:
+                parameter.data += 0.3 * noise
+        return network
+
+
+def cases() -> list[Case]:
+    """Every registered network at each of its tiny settings."""
+    return [
+        Case(f"{name}-{setting}", network, config)
+        for name, network in registered("network").items()
+        for setting, config in network.tiny().items()
+    ]
+
+
+def objectives() -> dict[str, Any]:
+    """Every registered objective with its default settings."""
+    return {name: cls(cls.Config()) for name, cls in registered("objective").items()}
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+def document(length: int, seed: int) -> list[int]:
+    """Random ids, the document end last."""
+    generator = torch.Generator().manual_seed(seed)
+    return [*torch.randint(1, VOCABULARY, (length - 1,), generator=generator).tolist(), EOS]
+
+
+def pack(rows: list[list[list[int]]]) -> Batch:
+    """Rows of documents side by side; a row shorter than the longest ends in a document that asks nothing."""
+    width = max(sum(map(len, row)) for row in rows)
+    tokens, targets, starts = [], [], []
+    for row in rows:
+        ids, asked, begin = [], [], []
+        for text in row:
+            begin += [len(ids)] * len(text)
+            ids += text
+            asked += [*text[1:], IGNORE]
+        rest = width - len(ids)
+        tokens.append(ids + [EOS] * rest)
+        targets.append(asked + [IGNORE] * rest)
+        starts.append(begin + [len(ids)] * rest)
+    return Batch(torch.tensor(tokens), torch.tensor(targets), torch.tensor(starts))
+
+
+def texts() -> list[list[list[int]]]:
+    return [[document(n, 10 * r + d) for d, n in enumerate(row)] for r, row in enumerate(ROWS)]
+
+
+def log_probabilities(network: Network, text: list[int]) -> Tensor:
+    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id."""
+    tokens = torch.tensor([text]).expand(VOCABULARY, -1)
+    targets = torch.arange(VOCABULARY)[:, None].expand_as(tokens)
+    with torch.no_grad():
+        return -network.score(Batch(tokens, targets, torch.zeros_like(tokens))).T
+
+
+def asked(batch: Batch) -> Iterator[tuple[int, int]]:
+    """(row, position) of every target."""
+    yield from map(tuple, (batch.targets != IGNORE).nonzero().tolist())  # type: ignore[misc]

@@ -1,0 +1,375 @@
+"""What every network promises, as checks that anyone who adds one can run.
+
+    for case in cases():                     every registered network at each of its tiny settings
+        for check in CHECKS.values():
+            check(case)                      AssertionError with the reason, or nothing
+
+A check asks only what `Network` promises, never which network it holds.
+
+    EXACT   1e-9    same formula, other shapes or order of summation, in float64
+    FLOAT   1e-4    logits of a session, which are float32
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tandem.corpus import Batch
+from tandem.export.weights import load_network, save_network
+from tandem.networks.network import Network
+from tandem.recipe import registered
+from tandem.testing.cases import (
+    CONTEXT,
+    EOS,
+    VOCABULARY,
+    Case,
+    asked,
+    document,
+    log_probabilities,
+    objectives,
+    pack,
+    texts,
+)
+
+EXACT, FLOAT = 1e-9, 1e-4
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    off = (actual - expected).abs().max().item() if actual.numel() else 0.0
+    if not off <= tolerance:  # NaN is off, too
+        raise AssertionError(f"{what}: off by {off:.3g}, at most {tolerance:.0e} allowed")
+
+
+def same_gradients(actual: Network, expected: Network, what: str, own: Callable[[str], str | None] = str) -> None:
+    """Gradients of both by name, `own` giving the expected network's name for each of the actual one's."""
+    theirs = dict(expected.named_parameters())
+    for name, parameter in actual.named_parameters():
+        if (other := own(name)) is not None:
+            assert parameter.grad is not None and theirs[other].grad is not None, f"{what}: {name} has no gradient"
+            close(parameter.grad, theirs[other].grad, EXACT, f"{what}: gradient of {name}")
+
+
+# ---- what a score may depend on -------------------------------------------------------------------------------------
+
+
+def check_causality(case: Case) -> None:
+    """The gradient of a score with respect to the past of its document is not zero, to all else exactly zero."""
+    network, batch = case.build(), pack(texts())
+    x = network.embed(batch.tokens).detach().requires_grad_()
+    nll = network.score(batch, x)
+    for row, i in asked(batch):
+        (grad,) = torch.autograd.grad(nll[row, i], x, retain_graph=True)
+        read, start = grad.abs().amax(-1) > 0, int(batch.starts[row, i])
+        assert read[row, i], f"token {i + 1} of row {row} is predicted without reading token {i}"
+        if i > start:
+            assert read[row, i - 1], f"token {i + 1} of row {row} is predicted without reading token {i - 1}"
+        read[row, start : i + 1] = False
+        assert not read.any(), (
+            f"token {i + 1} of row {row}, whose document starts at {start}, is predicted by reading (row, position) "
+            f"{read.nonzero().tolist()}"
+        )
+
+
+def check_future(case: Case) -> None:
+    """A changed future changes no score, however large the change."""
+    network, batch = case.build(), pack(texts())
+    x = network.embed(batch.tokens).detach()
+    nll = network.score(batch).detach()
+    for cut in range(1, x.shape[1]):
+        changed = torch.cat((x[:, :cut], 1e3 * torch.randn_like(x[:, cut:])), dim=1)
+        others = replace(batch, tokens=torch.cat((batch.tokens[:, :cut], batch.tokens.flip(0, 1)[:, cut:]), dim=1))
+        for scores, what in ((network.score(batch, changed), "embeddings"), (network.score(others), "tokens")):
+            close(scores[:, :cut], nll[:, :cut], EXACT, f"scores before other {what} from {cut} on")
+
+
+def check_documents(case: Case) -> None:
+    """A document scores the same wherever it lies in a row, and whatever lies beside it."""
+    network, batch = case.build(), pack(texts())
+    nll = network.score(batch)
+    for row, documents in enumerate(texts()):
+        at = 0
+        for text in documents:
+            alone = network.score(pack([[text]]))[0]
+            close(nll[row, at : at + len(text)], alone, EXACT, f"document at {at} of row {row}, packed against alone")
+            at += len(text)
+
+
+def check_rows(case: Case) -> None:
+    """A row scores the same alone, in any place of a batch, and padded to any length."""
+    network = case.build()
+    rows = [texts()[0], texts()[1], [document(5, 7)], [document(CONTEXT - 1, 8)]]
+    nll = network.score(pack(rows))
+    close(network.score(pack(rows[::-1])), nll.flip(0), EXACT, "rows in reverse")
+    for row, documents in enumerate(rows):
+        alone = network.score(pack([documents]))[0]
+        close(nll[row, : len(alone)], alone, EXACT, f"row {row}, padded in a batch against alone")
+        assert not nll[row, len(alone) :].any(), "padding has a score"
+
+
+def check_probabilities(case: Case) -> None:
+    """Ids of the vocabulary share all the probability, in scores and in a session."""
+    network, text = case.build(), document(20, 1)
+    total = log_probabilities(network, text).exp().sum(-1)
+    close(total, torch.ones_like(total), EXACT, "sum of the probabilities of all ids")
+    logits = network.session(1).prefill([text])
+    assert logits.shape == (1, VOCABULARY), f"a session's logits have shape {tuple(logits.shape)}"
+    assert logits.dtype == torch.float32, f"a session's logits are {logits.dtype}"
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+def check_decoding(case: Case) -> None:
+    """Prefill and steps, in any pieces, give the logits of one pass over the whole text."""
+    network, text = case.build(), document(33, 2)
+    full = log_probabilities(network, text)
+    for first, piece in ((1, 1), (1, 7), (12, 1), (12, 7), (26, 7), (33, 1)):
+        session, read = network.session(1), first
+        logits = session.prefill([text[:first]])
+        while True:
+            what = f"prefill of {first} and steps of {piece}: what follows token {read}"
+            close(logits.log_softmax(-1)[0].double(), full[read - 1], FLOAT, what)
+            if read == len(text):
+                break
+            tokens = text[read : read + piece]
+            logits = session.step(torch.tensor([tokens]) if piece > 1 else torch.tensor(tokens))
+            read += len(tokens)
+
+
+def check_unequal_prompts(case: Case) -> None:
+    """Texts of any lengths in one session give what each gives alone."""
+    network = case.build()
+    prompts, more = [document(n, n)[:-1] for n in (2, 17, 10, 25)], [document(7, n) for n in range(4)]
+    session = network.session(4)
+    logits = session.prefill(prompts)
+    full = [log_probabilities(network, prompt + rest) for prompt, rest in zip(prompts, more, strict=True)]
+    for step in range(7):
+        for row, prompt in enumerate(prompts):
+            what = f"row {row} of a session of prompts of unequal lengths, step {step}"
+            close(logits[row].log_softmax(-1).double(), full[row][len(prompt) - 1 + step], FLOAT, what)
+        logits = session.step(torch.tensor([rest[step] for rest in more]))
+
+
+def check_fork(case: Case) -> None:
+    """Continuations of a fork do not touch each other."""
+    network, prompts = case.build(), [document(n, n)[:-1] for n in (14, 6)]
+    session = network.session(2)
+    session.prefill(prompts)
+    sessions = [session, session.fork(), session.fork()]
+    more = [[document(12, 10 * n + row) for row in range(2)] for n in range(3)]
+    full = [[log_probabilities(network, p + m) for p, m in zip(prompts, rows, strict=True)] for rows in more]
+    for step in range(12):
+        for n, session in enumerate(sessions):
+            logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
+            expected = torch.stack([full[n][row][len(prompt) + step] for row, prompt in enumerate(prompts)])
+            close(logits, expected, FLOAT, f"fork {n}, {step + 1} tokens after the fork")
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
+    """Loss of one step over micro-batches, its gradients left on the parameters."""
+    counts: dict[str, int] = {}
+    for batch in batches:
+        for name, count in objective.count(batch).items():
+            counts[name] = counts.get(name, 0) + count
+    network.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        loss, _ = objective.loss(network, batch, counts)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def check_loss(case: Case) -> None:
+    """The loss of a batch is the sum of its scores, gradients included."""
+    by_loss, by_score, batch = case.build(), case.build(), pack(texts())
+    hidden, _ = by_loss(by_loss.embed(batch.tokens), batch)
+    loss, sums = by_loss.nll(hidden, batch.targets)
+    expected = by_score.score(batch).sum()
+    close(torch.stack((loss, sums.sum())), expected.expand(2), 100 * EXACT, "loss, and sums, against scores")
+    loss.backward()
+    expected.backward()
+    same_gradients(by_loss, by_score, "loss against scores")
+
+
+def check_degeneracy(case: Case) -> None:
+    """At its settings that are the plain decoder's, loss and gradients are the plain decoder's."""
+    config, plain, own = case.network.degenerate(case.config)
+    network = replace(case, config=config).build()
+    decoder = Case("decoder", registered("network")["decoder"], plain).build(seed=1)  # type: ignore[arg-type]
+    state = {other: value for name, value in network.state_dict().items() if (other := own(name)) is not None}
+    decoder.load_state_dict(state)
+    for name, objective in objectives().items():
+        batch = pack(texts())
+        loss, expected = (backward(net, objective, [batch]) for net in (network, decoder))
+        close(loss, expected, EXACT, f"{name}: loss against the plain decoder's")
+        same_gradients(network, decoder, f"{name}, against the plain decoder", own)
+
+
+def check_accumulation(case: Case) -> None:
+    """A step cut into micro-batches, with unequal numbers of targets, is the same step."""
+    rows = [[document(39, 1)], [document(3, 2)] * 13, [[EOS]] * 39]  # the last asks nothing
+    for name, objective in objectives().items():
+        whole, parts = case.build(), case.build()
+        loss = backward(whole, objective, [pack(rows)])
+        close(backward(parts, objective, [pack([row]) for row in rows]), loss, EXACT, f"{name}: loss in micro-batches")
+        same_gradients(parts, whole, f"{name}, micro-batches against one")
+
+
+def check_recompute(case: Case) -> None:
+    """Recomputing activations in the backward changes nothing."""
+    _same_training(case, lambda network: setattr(network, "recompute", True), "with recomputation")
+
+
+def check_compiled(case: Case, backend: str = "aot_eager") -> None:
+    """Compiled training is eager training."""
+    torch._dynamo.reset()
+    _same_training(case, lambda network: network.compile(backend), "compiled")
+
+
+def _same_training(case: Case, change: Callable[[Network], object], what: str) -> None:
+    for name, objective in objectives().items():
+        plain, changed = case.build(), case.build()
+        change(changed)
+        loss = backward(plain, objective, [pack(texts())])
+        close(backward(changed, objective, [pack(texts())]), loss, EXACT, f"{name}: loss {what}")
+        same_gradients(changed, plain, f"{name}, {what}")
+
+
+def check_initialisation(case: Case) -> None:
+    """Every parameter is drawn, and from the generator alone."""
+    fresh = []
+    with _unwritten_memory_is_nan():
+        for seed in (1, 2):
+            torch.manual_seed(seed)  # the global one, which must not matter
+            fresh.append(case.fresh())
+    for (name, one), two in zip(fresh[0].named_parameters(), fresh[1].parameters(), strict=True):
+        assert one.isfinite().all(), f"{name} is not initialised"
+        assert torch.equal(one, two), f"{name} is not drawn from the generator that was given"
+    matrices = [p for p in case.fresh(seed=1).parameters() if p.ndim > 1]
+    for one, other in zip([p for p in fresh[0].parameters() if p.ndim > 1], matrices, strict=True):
+        assert not torch.equal(one, other), "another generator draws the same matrix"
+
+
+class _unwritten_memory_is_nan:
+    def __enter__(self) -> None:
+        self.was = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)  # torch.utils.deterministic.fill_uninitialized_memory: on by default
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self.was)
+
+
+def check_gradients(case: Case) -> None:
+    """Every parameter receives a gradient, finite and not zero."""
+    for name, objective in objectives().items():
+        network = case.build()
+        backward(network, objective, [pack(texts())])
+        for parameter, value in network.named_parameters():
+            assert value.grad is not None and value.grad.isfinite().all(), f"{name}: {parameter} has no finite gradient"
+            assert value.grad.any(), f"{name}: the gradient of {parameter} is zero"
+
+
+def check_overfitting(case: Case) -> None:
+    """One batch can be learned by heart."""
+    batch = pack([[document(20, 1)], [document(9, 2), document(11, 3)]])
+    for name, objective in objectives().items():
+        network = case.fresh()
+        optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(60):
+            losses.append(backward(network, objective, [batch]).item())
+            optimiser.step()
+        assert losses[-1] < 0.1 * losses[0], f"{name}: {losses[0]:.2f} nats before, {losses[-1]:.2f} after 60 steps"
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+def check_parameters(case: Case) -> None:
+    """`cost` counts the parameters that there are."""
+    network = case.fresh()
+    counted, held = network.cost().total_parameters, sum(p.numel() for p in network.parameters())
+    assert counted == held, f"cost says {counted} parameters, the network holds {held}"
+
+
+def check_flops(case: Case) -> None:
+    """`cost` counts the products that are run: matrices exactly, attention at least the pairs that are read."""
+    network, n = case.fresh(), CONTEXT
+    cost, batch = network.cost(), pack([[document(CONTEXT, 1)]])
+
+    def backpropagate() -> None:
+        hidden, _ = network(network.embed(batch.tokens), batch)
+        network.nll(hidden, batch.targets)[0].backward()
+
+    expected = cost.training(n)
+    matrices, attention = _flops(backpropagate)
+    _equal(matrices, expected["linear"] + expected["head"], "training FLOPs of matrices")
+    # PyTorch's math attention keeps its scores: 12 a pair and channel where `cost` counts 14 with their recomputation
+    least = expected["attention"] * 12 // 14
+    assert least <= attention <= 12 * cost.pair * n * n, f"training FLOPs of attention: {attention}, cost {least}"
+
+    session = network.session(1)
+    matrices, _ = _flops(lambda: session.prefill([document(n - 1, 1)]))
+    _equal(matrices, 2 * cost.linear * (n - 1) + 2 * cost.head, "FLOPs of a prefill and its last position's logits")
+    matrices, attention = _flops(lambda: session.step(torch.tensor([EOS])))
+    _equal(matrices + attention, cost.decode(n - 1), "FLOPs of a step")
+
+
+def check_cache(case: Case) -> None:
+    """`cost` counts the bytes that a session holds."""
+    network = case.fresh()
+    cost, session, read = network.cost(), network.session(2), 3
+    session.prefill([document(3, 1), document(3, 2)])
+    while read < CONTEXT:
+        _equal(session.bytes, 2 * 4 * cost.cache(read), f"bytes of 2 rows in float32 after {read} tokens")
+        session.step(torch.tensor([1, 2]))
+        read += 1
+    _equal(session.fork().bytes, session.bytes, "bytes of a fork")
+
+
+def _flops(run: Callable[[], object]) -> tuple[int, int]:
+    """(FLOPs of products with matrices, FLOPs of batched products, which are attention's)."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the CPU's flash kernel counts as 0
+        run()
+    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
+    attention = sum(flops for op, flops in counts.items() if "bmm" in op)
+    return sum(counts.values()) - attention, attention
+
+
+def _equal(actual: int, expected: int, what: str) -> None:
+    assert actual == expected, f"{what}: {actual:,}, cost says {expected:,}"
+
+
+# ---- export ---------------------------------------------------------------------------------------------------------
+
+
+def check_export(case: Case) -> None:
+    """An exported network comes back bit for bit."""
+    network, batch = case.fresh(), pack(texts())
+    with tempfile.TemporaryDirectory() as folder:
+        save_network(network, Path(folder))
+        loaded = load_network(Path(folder))
+    assert loaded.config == network.config, "other settings came back"
+    state, back = network.state_dict(), loaded.state_dict()
+    assert state.keys() == back.keys(), f"not in both: {state.keys() ^ back.keys()}"
+    for name, value in state.items():
+        assert torch.equal(value, back[name]), f"{name} changed"
+    assert torch.equal(loaded.score(batch), network.score(batch)), "scores changed"
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")
+}

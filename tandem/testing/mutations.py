@@ -1,0 +1,357 @@
+"""Bugs of the kind people ship, each with the test that must then fail: what keeps the tests honest.
+
+    python -m tandem.testing.mutations                   all of them, about four seconds each
+    python -m tandem.testing.mutations --only pads       those whose name contains a word
+    python -m tandem.testing.mutations --one-per-network
+
+From a checkout: package and tests are copied to a temporary folder, and there one mutation at a time is applied, its
+test run, and taken back. Exit status 1 if any survives. `applied` does the same inside a running process, where the
+mutation lies in functions, and takes no time.
+"""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import tandem.networks  # noqa: F401 - importing it registers them
+from tandem.recipe import registered
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`text`, which occurs once in `file` of the package, is `replaced`; then `test` must fail.
+
+    test: the name of a check of the contract, or a file of tests and, after ::, a test in it.
+    """
+
+    name: str
+    file: str
+    text: str
+    replaced: str
+    test: str
+
+    @property
+    def mutated(self) -> str:
+        """The file with its bug."""
+        source = (PACKAGE / self.file).read_text("utf-8")
+        assert source.count(self.text) == 1, f"{self.name}: {self.text!r} occurs {source.count(self.text)} times"
+        return source.replace(self.text, self.replaced)
+
+    @property
+    def pytest_arguments(self) -> list[str]:
+        if self.test.startswith("tests/"):
+            return [self.test]
+        return ["tests/networks/test_contract.py", "-k", f"test_network and -{self.test}]"]
+
+
+def _mutations(file: str, *rows: tuple[str, str, str, str]) -> list[Mutation]:
+    """Of one file: (name, test, text, replaced)."""
+    return [Mutation(name, file, text, replaced, test) for name, test, text, replaced in rows]
+
+
+DECODER = "tests/networks/test_decoder.py"
+LIKELIHOOD = "tests/evaluation/test_likelihood.py"
+GENERATE = "tests/generation/test_generate.py"
+CACHE = "tests/nn/test_cache.py"
+VIEWS = "tests/corpus/test_views.py"
+
+# fmt: off
+MUTATIONS = [
+    *_mutations(
+        "networks/decoder.py",
+        ("pads are read in decoding", "unequal_prompts",
+         "starts = (self.pads[:, None]", "starts = (0 * self.pads[:, None]"),
+        ("every step is at position 0", "decoding",
+         "rotation(self.columns, tokens", "rotation(0, tokens"),
+        ("columns are not counted", "decoding",
+         "self.columns += tokens.shape[1]", "self.columns += 1"),
+        ("window in the cache but not in the mask", "decoding",
+         "causal(batch.starts, self.config.window)", "causal(batch.starts)"),
+        ("a fork shares its caches", "fork",
+         "[cache.fork() for cache in self.caches]", "self.caches"),
+        ("a fork forgets its pads", "fork",
+         "other.columns, other.pads = self.columns, self.pads", "other.columns = self.columns"),
+        ("spare ids take part", "probabilities",
+         ".weight[: self.vocabulary]", ".weight"),
+        ("learned positions do not restart", "documents",
+         "torch.arange(x.shape[1]) - batch.starts", "torch.arange(x.shape[1]) + 0 * batch.starts"),
+        ("learned positions count the pads", "unequal_prompts",
+         "(columns - self.pads[:, None])", "(columns + 0 * self.pads[:, None])"),
+        ("no final norm", DECODER,
+         "return self.norm(x)", "return x"),
+        ("logits of the first of several tokens", "decoding",
+         "network.norm(x[:, -1])", "network.norm(x[:, 0])"),
+        ("a step costs one key too few", "flops",
+         "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
+        ("the cache costs one head", "cache",
+         "2 * c.depth * c.key_heads", "2 * c.depth"),
+    ),
+    *_mutations(
+        "nn/spans.py",
+        ("a token reads the next", "causality",
+         "i + 1 - window), i + 1)\n\n", "i + 1 - window), (i + 2).clamp_max(int(i.max()) + 1))\n\n"),
+        ("a window too long", DECODER,
+         "torch.maximum(starts, i + 1 - window)", "torch.maximum(starts, i - window)"),
+        ("documents are ignored", "causality",
+         "Span(starts if window is None", "Span(0 * starts if window is None"),
+    ),
+    *_mutations(
+        "nn/tiled.py",
+        ("a mask one key too wide", "tests/nn/test_attention.py",
+         "[(lo[:, s] <= j) & (j < hi[:, s])", "[(lo[:, s] <= j) & (j <= hi[:, s])"),
+    ),
+    *_mutations(
+        "nn/block.py",
+        ("no norm before attention", "tests/nn/test_block.py",
+         "self.qkv(self.norm_attention(x))", "self.qkv(x)"),
+        ("keys are not normed", "tests/nn/test_block.py",
+         "(self.norm_q(q), self.norm_k(k))", "(self.norm_q(q), k)"),
+        ("the rotation's float32 reaches the reader", "tests/nn/test_block.py",
+         ".to(v.dtype).split((H, G)", ".split((H, G)"),
+        ("no residual of attention", "tests/nn/test_block.py",
+         "x = x + self.output(", "x = self.output("),
+        ("only the first block is compiled", "tests/nn/test_block.py",
+         "for block in blocks:", "for block in blocks[:1]:"),
+    ),
+    *_mutations(
+        "nn/rope.py",
+        ("pairs of the other kind", "tests/nn/test_rope.py",
+         "x_BTHD.unflatten(-1, (-1, 2)).unbind(-1)", "x_BTHD.chunk(2, dim=-1)"),
+        ("angles of half the width", "tests/nn/test_rope.py",
+         "-pairs / head_width", "-2 * pairs / head_width"),
+        ("angles in float32", "tests/nn/test_rope.py",
+         "dtype=torch.float64, device=positions_T.device",
+         "dtype=torch.float32, device=positions_T.device"),
+    ),
+    *_mutations(
+        "nn/norm.py",
+        ("eps is ignored", "tests/nn/test_norm.py",
+         "nn.RMSNorm(width, eps=eps)", "nn.RMSNorm(width)"),
+        ("LayerNorm keeps its bias", "tests/nn/test_norm.py",
+         "bias=bias)", "bias=True)"),
+    ),
+    *_mutations(
+        "nn/mlp.py",
+        ("gate and value exchanged", "tests/nn/test_mlp.py",
+         "gate, h = h.chunk", "h, gate = h.chunk"),
+        ("the wrong form of GELU", "tests/nn/test_mlp.py",
+         "\"tanh\" if", "\"none\" if"),
+    ),
+    *_mutations(
+        "nn/init.py",
+        ("depth does not scale the outputs", "tests/nn/test_init.py",
+         "0.02 / math.sqrt(2 * depth) if deep", "0.02 if deep"),
+        ("embeddings are left to PyTorch", "initialisation",
+         "_draw_table(module.weight, scheme, generator)", "pass"),
+        ("norms decay", "tests/training/test_optimiser.py",
+         "\"mlp\", \"mlp_out\"}", "\"mlp\", \"mlp_out\", \"norm\"}"),
+    ),
+    *_mutations(
+        "nn/cache.py",
+        ("a fork writes where its origin writes", CACHE,
+         "Cache(self.window, held, 0, held.shape[3])", "Cache(self.window, self.kv, self.start, self.end)"),
+        ("a ring one too short", CACHE,
+         "self.end - self.window)", "self.end - self.window + 1)"),
+        ("growing loses the oldest", CACHE,
+         "self.kv[:, :, :, self.start : self.end]\n        self.kv,",
+         "self.kv[:, :, :, self.start + 1 : self.end + 1]\n        self.kv,"),
+    ),
+    *_mutations(
+        "nn/head.py",
+        ("IGNORE is asked", "loss",
+         "coefficients_NS.masked_fill(~asked_NS, 0)", "coefficients_NS"),
+        ("a score of what is not asked", "rows",
+         "ignore_index=IGNORE", "ignore_index=-1"),
+    ),
+    *_mutations(
+        "objectives/next_token.py",
+        ("counts of one micro-batch", "accumulation",
+         "counts[\"nll\"])", "self.count(batch)[\"nll\"])"),
+        ("a mean over positions, asked or not", "accumulation",
+         'loss / max(1, counts["nll"])', "loss / batch.targets.numel()"),
+    ),
+    *_mutations(
+        "corpus/order.py",
+        ("every epoch is the same", "tests/corpus/test_order.py",
+         "[self.seed, number]", "[self.seed]"),
+    ),
+    *_mutations(
+        "corpus/views.py",
+        ("the document end is not asked", LIKELIHOOD,
+         "while last < end:", "end -= 1\n        while last < end:"),
+        ("windows score their overlap twice", LIKELIHOOD,
+         "column + asked - first, column", "column, column"),
+        ("windows do not overlap", LIKELIHOOD,
+         "max(1, context // 2)", "context"),
+        ("a row goes on in the next document", VIEWS,
+         "np.where(is_first, IGNORE, tokens)", "tokens"),
+        ("a document reads the row before", VIEWS,
+         "begins[:-1].reshape(rows, T) - row_begins[:, None]", "0 * begins[:-1].reshape(rows, T)"),
+        ("micro-batches repeat their rows", VIEWS,
+         "self.rows + part * rows", "self.rows"),
+    ),
+    *_mutations(
+        "evaluation/likelihood.py",
+        ("bytes of all tokens", LIKELIHOOD,
+         "scoring.index.numpy()[asked]]", "scoring.index.numpy()[asked] - 1]"),
+        ("scores in mixed precision", LIKELIHOOD,
+         "enabled=False", "enabled=torch.is_autocast_enabled(device.type)"),
+        ("sums in float32", LIKELIHOOD,
+         "np.zeros(len(order)), np.zeros", "np.zeros(len(order), np.float32), np.zeros"),
+        ("bits without ln 2", LIKELIHOOD,
+         "self.nats / math.log(2)", "self.nats"),
+    ),
+    *_mutations(
+        "generation/sampling.py",
+        ("a nucleus one token too small", "tests/generation/test_sampling.py",
+         "p_BK.cumsum(-1) - p_BK >= top_p", "p_BK.cumsum(-1) >= top_p"),
+        ("all rows draw alike", "tests/generation/test_sampling.py",
+         'f"{seed}/{row}"', 'f"{seed}"'),
+    ),
+    *_mutations(
+        "generation/generate.py",
+        ("a stopped row goes on", GENERATE,
+         "[row for row in going if drawn[row] != stop]", "going"),
+        ("one token too many", GENERATE,
+         "if not going or not left:", "if not going:"),
+        ("characters come in halves", GENERATE,
+         "if piece.endswith(\"\\ufffd\")", "if False"),
+    ),
+    *_mutations(
+        "export/weights.py",
+        ("settings are not kept", "export",
+         "cls.Config.model_validate_json(json.dumps(settings))", "cls.Config()"),
+    ),
+    *_mutations(
+        "training/checkpoint.py",
+        ("the optimiser is not restored", "tests/training/test_resume.py",
+         "optimiser.load_state_dict(state)", "pass"),
+        ("the network is not restored", "tests/training/test_checkpoint.py",
+         "network.load_state_dict(weights)", "pass"),
+    ),
+    *_mutations(
+        "training/schedule.py",
+        ("the first step is lost", "tests/training/test_schedule.py",
+         "(step + 1) / self.warmup", "step / self.warmup"),
+        ("the decay ends a step early", "tests/training/test_schedule.py",
+         "(self.steps - step) / decay", "(self.steps - step - 1) / decay"),
+    ),
+    *_mutations(
+        "training/loop.py",
+        ("a resumed run repeats its last step", "tests/training/test_resume.py",
+         "seconds = step + 1, run", "seconds = step, run"),
+    ),
+    *_mutations(
+        "training/optimiser.py",
+        ("gradients are not cleared", "tests/training/test_loop.py",
+         "self.inner.zero_grad(set_to_none=True)", "pass"),
+        ("everything decays", "tests/training/test_optimiser.py",
+         "config.weight_decay if decayed else 0.0", "config.weight_decay"),
+    ),
+]
+# fmt: on
+
+
+@contextlib.contextmanager
+def applied(mutation: Mutation) -> Iterator[None]:
+    """The bug in this process: functions and methods of the module stay who they are and get the mutated code.
+
+    Raises: AssertionError where it lies in no function.
+    """
+    module = importlib.import_module("tandem." + mutation.file.removesuffix(".py").replace("/", "."))
+    codes = _codes(compile(mutation.mutated, str(module.__file__), "exec"))
+    functions = [f for f in _functions(vars(module), module.__name__) if f.__qualname__ in codes]
+    assert any(f.__code__ != codes[f.__qualname__] for f in functions), f"{mutation.name}: it lies in no function"
+    sound = [function.__code__ for function in functions]
+    try:
+        for function in functions:
+            function.__code__ = codes[function.__qualname__]
+        yield
+    finally:
+        for function, code in zip(functions, sound, strict=True):
+            function.__code__ = code
+
+
+def one_per_network() -> dict[str, Mutation]:
+    """For every registered network a mutation of its own file that a check of the contract must notice."""
+    files = {name: inspect.getfile(cls) for name, cls in registered("network").items()}
+    return {
+        name: next(m for m in MUTATIONS if file.endswith(m.file) and not m.test.startswith("tests/"))
+        for name, file in files.items()
+    }
+
+
+def _codes(code: CodeType) -> dict[str, CodeType]:
+    """All code inside a module's by qualified name."""
+    inside = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return {c.co_qualname: c for c in inside} | {k: v for c in inside for k, v in _codes(c).items()}
+
+
+def _functions(names: dict, module: str) -> Iterator[FunctionType]:
+    """Functions and methods defined in a module, without what wraps them."""
+    for value in names.values():
+        if inspect.isclass(value) and value.__module__ == module:
+            yield from _functions(dict(vars(value)), module)
+        value = getattr(value, "fget", value)  # a property
+        value = inspect.unwrap(getattr(value, "__func__", value))  # a classmethod; a decorator
+        if inspect.isfunction(value) and value.__module__ == module and value.__name__ != "<lambda>":
+            yield value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tandem.testing.mutations", description="Bugs that tests must notice.")
+    parser.add_argument("--only", default="", metavar="WORD", help="those whose name or file contains it")
+    parser.add_argument("--one-per-network", action="store_true", help="one bug in the file of each network")
+    options = parser.parse_args()
+    chosen = list(one_per_network().values()) if options.one_per_network else MUTATIONS
+    chosen = [m for m in chosen if options.only in m.name or options.only in m.file]
+    root = PACKAGE.parent
+    if not (root / "tests").is_dir():
+        parser.error(f"{root} has no tests: run this in a checkout")
+    survived = []
+    with tempfile.TemporaryDirectory() as folder:
+        left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")
+        copy = shutil.copytree(root, Path(folder) / "copy", ignore=left_out)
+        for mutation in chosen:
+            killed = _is_killed(mutation, copy)
+            print(f"{'killed  ' if killed else 'SURVIVED'}  {mutation.file:26} {mutation.name}", flush=True)
+            survived += [] if killed else [mutation]
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} killed")
+    return 1 if survived or not chosen else 0
+
+
+def _is_killed(mutation: Mutation, copy: Path) -> bool:
+    """Whether the test fails in `copy` while the mutation is applied there.
+
+    Raises: RuntimeError with the output where pytest could not run the test at all.
+    """
+    file = copy / "tandem" / mutation.file
+    sound = file.read_bytes()
+    file.write_text(mutation.mutated, "utf-8")
+    try:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.pytest_arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    finally:
+        file.write_bytes(sound)
+    if run.returncode not in (0, 1):
+        raise RuntimeError(
+            f"{mutation.name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}{run.stderr[-1000:]}"
+        )
+    return run.returncode == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.corpus import IGNORE, Batch, Order, Store, Tokenizer
+from tandem.corpus.store import StoreWriter
+from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.networks.decoder import Decoder
+
+TEXTS = ["a short one", "", "é", "x", "naïve " * 12, "The cat sat on the mat. " * 9, "end", "東京 " * 7]
+
+
+@pytest.fixture
+def store(tmp_path):
+    writer = StoreWriter(tmp_path / "store", Tokenizer.of_bytes())
+    writer.append(*writer.tokenizer.encode_batch(TEXTS))
+    writer.close(["made up"])
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def network():
+    network = Decoder(Decoder.Config(width=32, heads=2, depth=2), 257, 24, torch.Generator().manual_seed(0))
+    for parameter in network.parameters():
+        parameter.data *= 3
+    return network
+
+
+class Priced:
+    """Stands in for a network: a token costs what its id says, whatever came before it."""
+
+    def __init__(self):
+        self.head = torch.zeros(1)
+        self.prices = torch.rand(257, generator=torch.Generator().manual_seed(0)) + 1
+
+    def score(self, batch: Batch):
+        return self.prices[batch.targets.clamp_min(0)] * (batch.targets != IGNORE)
+
+
+def scored(store, document):
+    return store.document(document)[1:].astype(int)
+
+
+@pytest.mark.parametrize(("context", "rows"), [(2, 3), (7, 1), (24, 2), (64, 3), (1000, 2)])
+def test_every_token_after_the_first_is_scored_once(store, context, rows):
+    found, prices = likelihood(Priced(), store, context=context, rows=rows), Priced().prices.double().numpy()
+    kept = [i for i, text in enumerate(TEXTS) if text]
+    assert found.order.tolist() == kept
+    np.testing.assert_allclose(found.nats_by_document, [prices[scored(store, i)].sum() for i in kept], rtol=1e-12)
+    assert found.tokens_by_document.tolist() == [len(TEXTS[i].encode()) for i in kept]  # its end for its first byte
+    assert found.tokens == found.tokens_by_document.sum() and found.documents == len(kept)
+    assert found.nats == pytest.approx(found.nats_by_document.sum(), rel=1e-15)
+
+
+def test_bytes_are_those_of_the_scored_tokens(store):
+    found = likelihood(Priced(), store, context=24, rows=2)
+    assert found.bytes_by_document.tolist() == [len(text.encode()) - 1 for text in TEXTS if text]
+    assert found.bytes == found.bytes_by_document.sum()
+
+
+def test_nats_become_nll_bits_per_byte_and_perplexity():
+    ones = np.ones(1, np.int64)
+    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones)
+    assert found.nll == 2.0 and found.perplexity == math.exp(2)
+    assert found.bits_per_byte == pytest.approx(6 / math.log(2) / 8, rel=1e-15)
+
+
+def test_short_documents_start_with_no_context_and_long_ones_overlap_by_half(store, network):
+    context = 24
+    found = likelihood(network, store, context=context, rows=3)
+    for document, nats in zip(found.order, found.nats_by_document, strict=True):
+        tokens = torch.from_numpy(store.document(document).astype(int))
+        expected, asked, first = 0.0, 0, 0
+        while asked < len(tokens) - 1:
+            window = tokens[first : first + context + 1]
+            row = Batch(window[None, :-1], window[None, 1:], torch.zeros(1, len(window) - 1, dtype=torch.long))
+            nll = network.score(row)[0].double()
+            expected += nll[asked - first :].sum().item()
+            asked, first = first + len(nll), first + context // 2
+        # float32 sums in other shapes: 1e-6 of about 5 nats a token
+        assert nats == pytest.approx(expected, rel=1e-5)
+
+
+def test_neither_rows_nor_mixed_precision_change_the_score(store, network):
+    found = likelihood(network, store, context=24, rows=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = likelihood(network, store, context=24, rows=1)
+    assert mixed.nats == found.nats
+    assert likelihood(network, store, context=24, rows=5).nats == pytest.approx(found.nats, rel=1e-6)
+
+
+def test_sums_are_float64(store):
+    class Large(Priced):
+        def score(self, batch):
+            return (batch.targets != IGNORE) * torch.full(batch.targets.shape, 2.0**24 + 2)
+
+    found = likelihood(Large(), store, context=24, rows=2)
+    assert found.nats == (2**24 + 2) * found.tokens  # a float32 sum keeps 24 bits
+
+
+def test_a_part_is_the_same_for_everyone_and_within_every_larger_part(store):
+    parts = [likelihood(Priced(), store, context=24, rows=2, documents=n).order.tolist() for n in range(1, 9)]
+    order = Order(store, 0).epoch(0).documents.tolist()
+    assert parts == [[i for i in order[:n] if TEXTS[i]] for n in range(1, 9)]
+    assert order != sorted(order)
+    whole, everything = (likelihood(Priced(), store, context=24, rows=2, documents=n) for n in (None, 100))
+    assert whole.nats == pytest.approx(everything.nats, rel=1e-12) and everything.tokens == whole.tokens
+
+
+def test_sums_of_a_part_belong_to_its_documents(store):
+    whole, part = (likelihood(Priced(), store, context=9, rows=2, documents=n) for n in (None, 5))
+    nats = dict(zip(whole.order.tolist(), whole.nats_by_document, strict=True))
+    sizes = dict(zip(whole.order.tolist(), whole.bytes_by_document, strict=True))
+    np.testing.assert_allclose(part.nats_by_document, [nats[i] for i in part.order.tolist()], rtol=1e-12)
+    assert part.bytes_by_document.tolist() == [sizes[i] for i in part.order.tolist()]
+
+
+def test_progress_ends_at_all_tokens(store):
+    seen = []
+    found = likelihood(Priced(), store, context=24, rows=1, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == (found.tokens, found.tokens)
+    assert {total for _, total in seen} == {found.tokens}
+
+
+def test_no_gradient_is_kept(store, network):
+    likelihood(network, store, context=24, rows=2)
+    assert all(parameter.grad is None for parameter in network.parameters())

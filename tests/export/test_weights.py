@@ -1,0 +1,88 @@
+import json
+
+import pytest
+import tokenizers
+import torch
+from safetensors import safe_open
+
+from tandem import __version__
+from tandem.corpus import Tokenizer
+from tandem.export.weights import export, load_exported
+from tandem.generation.generate import generate_text
+from tandem.generation.sampling import Sampler
+from tandem.networks.decoder import Decoder
+from tandem.recipe import UserError
+
+RECIPE = {"seed": 3, "network": {"name": "decoder"}, "corpus": {"texts": "${DATA}/wiki.txt"}}
+SETTINGS = [{}, {"positions": "learned", "norm": "layer", "bias": True}, {"tied": False, "qk_norm": True, "window": 9}]
+
+
+@pytest.fixture
+def tokenizer():
+    return Tokenizer.train(["the cat sat on the mat, naïve café 東京 " * 20], 300)
+
+
+def network_of(tokenizer, **settings):
+    config = Decoder.Config(width=32, heads=4, depth=2, **settings)
+    return Decoder(config, tokenizer.vocabulary, 40, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_what_is_exported_comes_back_bit_for_bit_and_goes_on_alike(settings, tokenizer, tmp_path):
+    network = network_of(tokenizer, **settings)
+    export(network, tokenizer, RECIPE, tmp_path / "new" / "model")
+    loaded, its_tokenizer = load_exported(tmp_path / "new" / "model")
+    assert loaded.config == network.config
+    assert (loaded.vocabulary, loaded.context) == (network.vocabulary, network.context)
+    state = loaded.state_dict()
+    assert state.keys() == network.state_dict().keys()
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert its_tokenizer.hash == tokenizer.hash
+    texts = [
+        generate_text(net, its, ["the cat", "東"], sampler=Sampler(Sampler.Config()), max_tokens=12)
+        for net, its in ((network, tokenizer), (loaded, its_tokenizer))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_files_are_what_other_tools_read(tokenizer, tmp_path):
+    network = network_of(tokenizer)
+    export(network, tokenizer, RECIPE, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["network"] == {"name": "decoder", **network.config.model_dump()}
+    assert (config["vocabulary"], config["context"], config["tandem"]) == (tokenizer.vocabulary, 40, __version__)
+    assert config["recipe"] == RECIPE
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as weights:
+        assert set(weights.keys()) == {name for name, _ in network.named_parameters()}  # no second, tied head
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert inner.encode("the cat", add_special_tokens=False).ids == tokenizer.encode("the cat").tolist()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_that_is_absent_or_cut_short_is_named(name, tokenizer, tmp_path):
+    export(network_of(tokenizer), tokenizer, RECIPE, tmp_path)
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=name):
+        load_exported(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{name}: no such file; an exported network has"):
+        load_exported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("network", {"name": "unheard_of"}, "config.json: tells of no network.*unheard_of"),
+        ("network", {"widht": 32}, "config.json: tells of no network.*widht"),
+        ("network", {"depth": 3}, "model.safetensors: damaged, or not of the network in config.json"),
+        (None, {"vocabulary": 600}, "model.safetensors: .*size mismatch for table.weight"),
+    ],
+)
+def test_weights_of_another_network_are_refused(section, change, message, tokenizer, tmp_path):
+    export(network_of(tokenizer), tokenizer, RECIPE, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config[section] if section else config).update(change)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        load_exported(tmp_path)

@@ -1,0 +1,22 @@
+"""The contract of `tandem.testing`, held by every registered network at each of its tiny settings."""
+
+import pytest
+import torch
+
+from tandem.testing.cases import cases
+from tandem.testing.contract import CHECKS, check_compiled
+from tandem.training.device import Training, choose_compile
+
+COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_network(case, check):
+    CHECKS[check](case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COMPILER.value, reason=COMPILER.reason)
+def test_compiled_to_machine_code_is_eager():
+    check_compiled(cases()[0], backend="inductor")

@@ -1,0 +1,116 @@
+"""Closed-form costs against integers worked out by hand for models of the papers; that they are what is run and held
+is a check of the contract."""
+
+import itertools
+
+import pytest
+import torch
+
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder
+
+
+def on_meta(vocabulary, context=4096, **settings):
+    with torch.device("meta"):
+        return Decoder(Decoder.Config(**settings), vocabulary, context)
+
+
+def sps_standard(depth, width, heads, vocabulary=50_304):
+    """The baseline of State-Prediction Separation: a block of 13 C^2."""
+    return on_meta(vocabulary, depth=depth, width=width, heads=heads, mlp_width=3 * width)
+
+
+XS, XL = (8, 512, 8), (48, 1600, 25)
+
+
+@pytest.mark.parametrize(
+    ("scale", "training", "decode"),
+    [(XS, 1_784_139_481_088, 122_830_848), (XL, 50_258_352_537_600, 3_670_732_800)],
+)
+def test_flops_of_the_smallest_and_the_largest_baseline_of_sps(scale, training, decode):
+    cost = sps_standard(*scale).cost()
+    assert sum(cost.training(4096).values()) == training
+    assert cost.decode(1024) == decode
+    assert cost.training_per_token(4096) == training / 4096
+
+
+@pytest.mark.parametrize(
+    ("scale", "parameters"),
+    [
+        (XS, 53_027_328),
+        ((12, 768, 12), 130_665_216),
+        ((24, 1024, 16), 378_717_184),
+        ((36, 1280, 20), 831_253_760),
+        (XL, 1_678_081_600),
+    ],
+)
+def test_parameters_of_the_baselines_of_sps(scale, parameters):
+    depth, C, _ = scale
+    V = 50_304
+    assert V * C + depth * (13 * C**2 + 2 * C) + C == parameters
+    assert sps_standard(*scale, vocabulary=V - 2).cost().total_parameters == parameters  # two spare rows fill its table
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "heads", "inner", "parameters"),
+    [(30, 576, 9, 1536, 267_225_408), (32, 960, 15, 2560, 600_208_320)],
+)
+def test_parameters_of_the_models_of_superposition(depth, width, heads, inner, parameters):
+    """Untied, with the tokenizer of Llama 3; beside it our tables hold rows to spare."""
+    V = 128_256
+    cost = on_meta(V, depth=depth, width=width, heads=heads, mlp_width=inner, tied=False).cost()
+    spare = 64  # two ids for sentence boundaries, rounded up to a multiple of 64
+    assert cost.total_parameters == parameters + 2 * spare * width
+    assert cost.parameters["embedding"] == cost.parameters["head"] == (V + spare) * width
+    assert cost.head == V * width  # spare rows take no part
+
+
+def test_parameters_of_the_decoders_of_double_decoder():
+    """12 C^2 L + 2 C L + 2 C beside the table: LayerNorms without bias, GELU of 4 C."""
+    for depth, C, heads in ((6, 64, 1), (15, 192, 3), (12, 832, 13)):
+        network = on_meta(32_766, depth=depth, width=C, heads=heads, norm="layer", mlp="gelu")
+        # Theirs has one more LayerNorm, of the embedding
+        assert network.cost().total_parameters == 32_768 * C + 12 * C**2 * depth + 2 * C * depth + C
+    assert 12 * 64**2 * 6 + 2 * 64 * 6 + 2 * 64 == 295_808
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 30])
+def test_pairs_are_those_that_the_spans_allow(window):
+    cost = on_meta(61, width=32, heads=4, depth=3, window=window).cost()
+    for n in (1, 3, 4, 5, 17):
+        read = [min(i + 1, window or n) for i in range(n)]
+        assert cost.pairs(n) == sum(read)
+        assert [cost.keys(i) for i in range(n)] == read
+        assert cost.cache(n) == 2 * 3 * 32 * min(n, window - 1 if window else n)
+
+
+def test_grouped_keys_save_cache_and_projections_but_no_pairs():
+    full, grouped = (on_meta(61, width=32, heads=4, depth=3, key_heads=g).cost() for g in (4, 1))
+    assert grouped.cache(10) * 4 == full.cache(10)
+    assert full.linear - grouped.linear == 3 * 32 * (2 * 3 * 8)
+    assert grouped.pair == full.pair == 3 * 32
+
+
+def test_documents_of_a_row_share_no_pairs():
+    cost = on_meta(61, width=32, heads=4, depth=1).cost()
+    whole, cut = cost.training(30), cost.training(30, documents=[10, 20])
+    assert cut["attention"] * (30 * 31) == whole["attention"] * (10 * 11 + 20 * 21)
+    assert (cut["linear"], cut["head"]) == (whole["linear"], whole["head"])
+
+
+def test_prefill_and_decode_read_the_same_text_for_the_same_price():
+    """Step by step costs what a prefill costs, but for the logits of each step."""
+    for window in (None, 5):
+        cost = on_meta(61, width=32, heads=4, depth=2, window=window).cost()
+        steps = sum(cost.decode(n) for n in range(20))
+        assert steps == cost.prefill(20) + 20 * 2 * cost.head
+
+
+def test_roles_add_up_to_the_whole():
+    cost = Cost({"a": 1, "b": 2}, 3, 4, 5, pairs=lambda n: n, keys=lambda n: n, cache=lambda n: n)
+    assert cost.total_parameters == 3
+    for part, tied in itertools.product(("adjacent", "learned"), (True, False)):
+        network = on_meta(61, width=32, heads=4, depth=2, positions=part, tied=tied)
+        roles = network.cost().parameters
+        assert sum(roles.values()) == sum(p.numel() for p in network.parameters())
+        assert roles["attention"] + roles["attention_out"] + roles["mlp"] + roles["mlp_out"] == network.cost().linear

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.nn.cache import Cache
+
+
+def entries(first, length):
+    """Keys that say at which position they were written, and values that differ from them."""
+    k = torch.arange(first, first + length, dtype=torch.float32)[None, None, :, None].expand(2, 3, -1, 4)
+    return k, k + 0.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    window=st.one_of(st.none(), st.integers(0, 70)),
+    chunks=st.lists(st.integers(1, 90), min_size=1, max_size=60),
+)
+def test_an_append_returns_its_entries_and_those_still_readable_in_order(window, chunks):
+    cache, written = Cache(window), 0
+    for length in chunks:
+        k, v = cache.append(*entries(written, length))
+        oldest = 0 if window is None else max(0, written - window)
+        written += length
+        expected_k, expected_v = entries(oldest, written - oldest)
+        assert torch.equal(k, expected_k) and torch.equal(v, expected_v)
+        assert len(cache) == (written if window is None else min(window, written))
+        assert cache.bytes == len(cache) * 2 * (2 * 3 * 4) * 4
+
+
+@pytest.mark.parametrize("window", [None, 0, 5])
+@pytest.mark.parametrize("length", [0, 3, 64, 100])
+def test_forks_go_on_apart(window, length):
+    cache = Cache(window)
+    if length:
+        cache.append(*entries(0, length))
+    forks = [cache, cache.fork(), cache.fork()]
+    assert {len(fork) for fork in forks} == {len(cache)} and {fork.bytes for fork in forks} == {cache.bytes}
+    for step in range(70):
+        for number, fork in enumerate(forks):
+            fork.append(*entries(1000 * number + step, 1))
+    for number, fork in enumerate(forks):
+        k, _ = fork.append(*entries(-1, 1))
+        held = min(window, 70) if window is not None else 70
+        own = torch.arange(70 - held, 70) + 1000 * number
+        assert torch.equal(k[0, 0, -1 - held : -1, 0], own.float())
+        if window is None:
+            assert torch.equal(k[0, 0, :length, 0], torch.arange(length).float())
+
+
+def test_a_ring_does_not_grow_with_the_text():
+    cache = Cache(8)
+    for step in range(1000):
+        cache.append(*entries(step, 1))
+    assert cache.kv.shape[3] <= 64
+
+
+def test_storage_of_an_unbounded_cache_doubles():
+    cache, allocations = Cache(), set()
+    for step in range(1000):
+        cache.append(*entries(step, 1))
+        allocations.add(cache.kv.data_ptr())
+    assert len(allocations) <= 6 and cache.kv.shape[3] <= 2100

@@ -1,0 +1,109 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tandem.nn.init import DECAYED, Embedding, Linear, initialise, roles
+from tandem.nn.norm import norm
+
+C, F, DEPTH = 96, 160, 8
+
+
+class Net(nn.Module):
+    """One parameter of every role."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Embedding(400, C)
+        self.qkv = Linear(C, 2 * C, bias=True, role="attention", parts=(C, C // 2, C // 2))
+        self.out = Linear(C, C, bias=True, role="attention_out")
+        self.up = Linear(C, F, bias=True, role="mlp")
+        self.down = Linear(F, C, bias=True, role="mlp_out")
+        self.norm = norm("layer", C, 1e-6, bias=True)
+        self.head = Linear(C, 400, bias=False, role="head")
+
+
+def drawn(scheme, seed=0):
+    net = Net()
+    for parameter in net.parameters():
+        parameter.data.fill_(torch.nan)
+    initialise(net, scheme, DEPTH, torch.Generator().manual_seed(seed))
+    return net
+
+
+def uniform(bound):
+    return bound / math.sqrt(3)
+
+
+DEEP = 0.02 / math.sqrt(2 * DEPTH)
+STD = {  # of weights: table, stacked qkv, attention output, up, down, head
+    "normal": (0.02, 0.02, 0.02, 0.02, 0.02, 0.02),
+    "scaled": (0.02, 0.02, DEEP, 0.02, DEEP, 0.02),
+    "scaled_attention": (0.02, 0.02, DEEP, 0.02, 0.02, 0.02),
+    "xavier": tuple(math.sqrt(2 * 2 / total) for total in (400 + C, 3 * C, 2 * C, C + F, C + F, C + 400)),
+    "xavier_qkv": (0.02, None, 0.02, 0.02, 0.02, 0.02),
+    "torch": (1.0, *(uniform(1 / math.sqrt(inputs)) for inputs in (C, C, C, F, C))),
+}
+
+
+@pytest.mark.parametrize("scheme", STD)
+def test_every_role_is_drawn_as_the_scheme_says(scheme):
+    net = drawn(scheme)
+    weights = (net.table, net.qkv, net.out, net.up, net.down, net.head)
+    for module, std in zip(weights, STD[scheme], strict=True):
+        if std is not None:
+            # 4 standard errors of a deviation estimated from the smallest matrix, 96 x 96
+            assert module.weight.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * C * C))
+            assert abs(module.weight.mean().item()) < 4 * std / C
+    assert torch.equal(net.norm.weight, torch.ones(C)) and torch.equal(net.norm.bias, torch.zeros(C))
+
+
+def test_xavier_qkv_draws_each_matrix_on_its_own_shape():
+    q, k, v = drawn("xavier_qkv").qkv.weight.split((C, C // 2, C // 2))
+    for part, outputs in ((q, C), (k, C // 2), (v, C // 2)):
+        bound = math.sqrt(6 / (C + outputs))
+        assert 0.99 * bound < part.abs().max() <= bound
+
+
+@pytest.mark.parametrize("scheme", ["xavier", "torch"])
+def test_uniform_draws_are_uniform(scheme):
+    weight = drawn(scheme).up.weight
+    assert weight.abs().max() <= 1.001 * weight.std() * math.sqrt(3) * (1 + 4 / math.sqrt(2 * C * F))
+
+
+@pytest.mark.parametrize("scheme", STD)
+def test_biases_are_zero_in_all_schemes_but_torch(scheme):
+    for name, inputs in (("qkv", C), ("out", C), ("up", C), ("down", F)):
+        bias = getattr(drawn(scheme), name).bias
+        bound = 1 / math.sqrt(inputs) if scheme == "torch" else 0.0
+        assert 0.9 * bound <= bias.abs().max() <= bound
+
+
+def test_the_draw_is_a_function_of_the_generator_alone():
+    torch.manual_seed(1)
+    first = drawn("scaled").state_dict()
+    torch.manual_seed(2)
+    second, other = drawn("scaled").state_dict(), drawn("scaled", seed=1).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["qkv.weight"], other["qkv.weight"])
+
+
+def test_every_parameter_has_the_role_of_its_module():
+    found = roles(Net())
+    expected = {"table": "embedding", "qkv": "attention", "out": "attention_out", "up": "mlp", "down": "mlp_out",
+                "norm": "norm", "head": "head"}  # fmt: skip
+    for name, role in found.items():
+        module, _, kind = name.partition(".")
+        assert role == ("bias" if kind == "bias" and module != "norm" else expected[module])
+    assert set(found) == {name for name, _ in Net().named_parameters()}
+    assert set(expected.values()) - {"norm"} == DECAYED
+
+
+def test_a_tied_parameter_is_counted_once_and_a_stranger_is_refused():
+    net = Net()
+    net.head.weight = net.table.weight
+    assert roles(net)["table.weight"] == "embedding" and "head.weight" not in roles(net)
+    net.stray = nn.Conv1d(2, 2, 1)
+    with pytest.raises(AssertionError, match=r"Conv1d\.weight has no role"):
+        roles(net)

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from tandem.nn.norm import norm
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_rms_divides_by_the_root_of_the_mean_square_and_eps(eps, scale):
+    x = scale * torch.randn(3, 7, 16, dtype=torch.float64)
+    module = norm("rms", 16, eps).double()
+    module.weight.data.uniform_(0.5, 2)
+    expected = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * module.weight
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_norm_removes_the_mean_first(bias):
+    x = torch.randn(3, 7, 16, dtype=torch.float64) + 5
+    module = norm("layer", 16, 1e-3, bias=bias).double()
+    for parameter in module.parameters():
+        parameter.data.uniform_(0.5, 2)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * module.weight
+    expected = expected + (module.bias if bias else 0)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "bias", "count"), [("rms", True, 1), ("layer", False, 1), ("layer", True, 2)])
+def test_only_a_layer_norm_that_is_asked_has_a_bias(kind, bias, count):
+    assert len(list(norm(kind, 8, 1e-6, bias=bias).parameters())) == count
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms_compute_in_float32_under_mixed_precision(kind):
+    x = torch.randn(4, 32)
+    module = norm(kind, 32, 1e-6)
+    expected = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module(x), expected)  # dtype included

@@ -1,0 +1,29 @@
+"""`python -m tandem.testing.mutations` runs them all; here, that it can, and one for each network."""
+
+from pathlib import Path
+
+import pytest
+
+from tandem.testing.cases import cases
+from tandem.testing.contract import CHECKS
+from tandem.testing.mutations import MUTATIONS, applied, one_per_network
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mutation_still_fits_the_code_and_names_a_test(mutation):
+    compile(mutation.mutated, mutation.file, "exec")
+    assert mutation.test in CHECKS or (ROOT / mutation.test).is_file()
+
+
+@pytest.mark.parametrize(("network", "mutation"), one_per_network().items())
+def test_the_contract_notices_a_bug_in_every_network(network, mutation):
+    check, tiny = CHECKS[mutation.test], [case for case in cases() if case.name.startswith(network + "-")]
+    for case in tiny:
+        check(case)
+    with applied(mutation), pytest.raises(AssertionError):
+        for case in tiny:
+            check(case)
+    for case in tiny:
+        check(case)
