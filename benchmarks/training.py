@@ -127,7 +127,9 @@ def main():
     records.append({"what": "extra peak memory, vocabulary 32,000, trainer / by hand", "ratio": ratio, **grown})
     began = time.perf_counter()
     apart = losses(given.loss_steps)
-    print(f"losses of {given.loss_steps} steps, float32: at most {apart:.1e} apart ({time.perf_counter() - began:.0f} s)")
+    print(
+        f"losses of {given.loss_steps} steps, float32: at most {apart:.1e} apart ({time.perf_counter() - began:.0f} s)"
+    )
     records.append({"what": f"largest difference of losses, {given.loss_steps} steps, float32", "nats": apart})
     if given.out:
         write(given.out, records)

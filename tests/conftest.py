@@ -11,7 +11,8 @@ import tandem.networks
 import tandem.objectives
 import tandem.training  # noqa: F401  (each registers what a recipe can name)
 
-WORDS = "the cat dog bird sees hears likes a small large red blue house tree river and then sleeps runs".split()
+SENTENCE = "the cat dog bird sees hears likes a small large red blue house tree river and then sleeps runs"
+WORDS = SENTENCE.split()
 
 
 def story(number: int) -> str:

@@ -38,10 +38,10 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict
 
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
-    console = console or Console(highlight=False)
+    terminal = console or Console(highlight=False)
 
     def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        terminal.print(text, markup=False, soft_wrap=True)
 
     # What can be refused is refused before a folder is made.
     run = None if path.exists() else Run(recipe, prepared(recipe, console))

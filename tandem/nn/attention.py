@@ -22,10 +22,10 @@ Cost: 4 D sum(hi - lo) FLOPs per head forward, 2.5 times that backward; docs/att
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -47,27 +47,37 @@ class Source:
     span: Span | Groups
 
 
-# ---- the definition ---------------------------------------------------------------------------------------------------
+# ---- the definition -------------------------------------------------------------------------------------------------
 
 
-def attend_dense(q, sources: Sequence[Source], *, scale: float | None = None, return_lse: bool = False):
+def attend_dense(
+    q: Tensor | tuple[Tensor, ...],
+    sources: Sequence[Source],
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Any:
     """The definition of `attend`, never sped up: arguments and result are the same, float64 is kept throughout."""
     if isinstance(q, tuple):
-        of_group = [[Source(s.k, s.v, s.span[g]) for s in sources] for g in range(len(q))]
-        results = [attend_dense(*one, scale=scale, return_lse=return_lse) for one in zip(q, of_group)]
-        return tuple(zip(*results)) if return_lse else tuple(results)
+        of_group = [[Source(s.k, s.v, _groups(s.span)[g]) for s in sources] for g in range(len(q))]
+        results = [attend_dense(q[g], of_group[g], scale=scale, return_lse=return_lse) for g in range(len(q))]
+        return tuple(zip(*results, strict=True)) if return_lse else tuple(results)
     B, H, _, D = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     k_BHND = torch.cat([s.k.repeat_interleave(H // s.k.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     v_BHND = torch.cat([s.v.repeat_interleave(H // s.v.shape[1], dim=1) for s in sources], dim=2).to(dtype)
-    may_BTN = torch.cat([readable(s.span, s.k.shape[2]).expand(B, -1, -1) for s in sources], dim=-1).to(q.device)
+    may_BTN = torch.cat([readable(_groups(s.span)[0], s.k.shape[2]).expand(B, -1, -1) for s in sources], dim=2)
     score_BHTN = q.to(dtype) @ k_BHND.mT * (D**-0.5 if scale is None else scale)
-    score_BHTN = score_BHTN.masked_fill(~may_BTN[:, None], -torch.inf)
+    score_BHTN = score_BHTN.masked_fill(~may_BTN[:, None].to(q.device), -torch.inf)
     y_BHTD = score_BHTN.softmax(-1).nan_to_num(0.0) @ v_BHND  # an empty row is 0/0: defined as zero
     return (y_BHTD.to(q.dtype), score_BHTN.detach().logsumexp(-1)) if return_lse else y_BHTD.to(q.dtype)
 
 
-# ---- planning, once per batch -----------------------------------------------------------------------------------------
+def _groups(span: Span | Groups) -> Groups:
+    return span if isinstance(span, tuple) else (span,)
+
+
+# ---- planning, once per batch ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,27 +95,29 @@ class Plan:
     backend: Backend
 
     @cached_property
-    def strips(self) -> list[tiled.Strip]:
+    def tiles(self) -> tiled.Tiling:
         return tiled.plan(self.lo, self.hi, self.keys, self.device)
 
     @cached_property
     def blocks(self):
-        from tandem.nn import flex  # loads slowly, and only CUDA needs it
+        from tandem.nn import flex  # slow to import, and of use on CUDA only
 
         return flex.plan(self.lo, self.hi, self.keys, self.device)
 
     @property
     def tiled_pairs(self) -> int:
         """Query-key pairs per head that the tiled backend visits, summed over rows; needed are (hi - lo).sum()."""
-        return sum(strip.pairs for strip in self.strips)
+        return sum(strip.pairs for strip in self.tiles.strips)
 
-    def choose(self, q: Tensor) -> Backend:
+    def choose(self, q: Tensor, return_lse: bool) -> Backend:
         """The backend for these queries; a named one is never replaced."""
         if self.backend != "auto":
             return self.backend
         # FlexAttention has no float64 and no narrow heads, and for a few queries one plain call is cheaper.
-        suits_flex = q.is_cuda and q.dtype != torch.float64 and q.shape[2] > 16 and q.shape[3] >= 16
-        return "flex" if suits_flex else "tiled"
+        suits_flex = q.dtype != torch.float64 and q.shape[2] > 16 and q.shape[3] >= 16 and any(self.keys)
+        if q.is_cuda and suits_flex:
+            return "flex"
+        return "tiled" if q.device.type == "cpu" or not return_lse else "dense"
 
 
 def plan_attention(
@@ -124,20 +136,20 @@ def plan_attention(
         backend: "auto" takes flex for long queries on CUDA and tiled otherwise; a named one never falls back.
     Raises: ValueError naming source, row and position where a span leaves [0, N] or moves back.
     """
-    groups = tuple(span if isinstance(span, tuple) else (span,) for span in spans)
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend {backend!r}: no such backend; there are {', '.join(get_args(Backend))}")
+    groups = tuple(map(_groups, spans))
     if not groups or len(groups) != len(keys):
-        raise ValueError(f"attention over {len(groups)} spans and {len(keys)} numbers of keys; give both per source")
-    flat = [span for group in groups for span in group]
-    rows = max(span.lo.shape[0] for span in flat)
-    shapes = {(span.lo.shape[1], span.lo.shape[0] in (1, rows), len(group)) for group in groups for span in group}
-    if len(shapes) > 1 or not all(fits for _, fits, _ in shapes):
-        shapes = [[tuple(span.lo.shape) for span in group] for group in groups]
-        raise ValueError(f"spans of shapes {shapes}: all need the same groups and queries, and 1 or {rows} rows")
-    shape = (len(groups), len(groups[0]), rows, flat[0].lo.shape[1])
-    lo, hi = (
-        np.stack([np.broadcast_to(bound(span).numpy(), shape[2:]) for span in flat]).reshape(shape).transpose(2, 0, 1, 3)
-        for bound in (lambda span: span.lo, lambda span: span.hi)
-    )
+        raise ValueError(
+            f"attention over {len(groups)} spans and {len(keys)} numbers of keys; give one each per source"
+        )
+    shapes = [[tuple(span.lo.shape) for span in group] for group in groups]
+    rows = max(shape[0] for group in shapes for shape in group)
+    T = shapes[0][0][1]
+    if any(len(group) != len(shapes[0]) or not {(1, T), (rows, T)}.issuperset(group) for group in shapes):
+        raise ValueError(f"spans of shapes {shapes}: all sources need one per group of queries, (1 or {rows}, {T})")
+    bounds = [[torch.stack((span.lo, span.hi)).expand(2, rows, T) for span in group] for group in groups]
+    lo, hi = torch.stack([torch.stack(group, dim=2) for group in bounds], dim=2).numpy()
     _check_spans(lo, hi, keys)
     return Plan(groups, tuple(keys), lo, hi, torch.device(device), backend)
 
@@ -150,17 +162,24 @@ def _check_spans(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int]) -> None:
     for wrong, what in ((outside, "leaves"), (back, "moves back among")):
         if wrong.any():
             r, s, g, i = np.argwhere(wrong)[0].tolist()
-            before = f", after [{lo[r, s, g, i - 1]}, {hi[r, s, g, i - 1]})" if wrong is back else ""
+            before = f", after [{lo[r, s, g, i - 1]}, {hi[r, s, g, i - 1]})," if wrong is back else ""
             raise ValueError(
                 f"source {s}, row {r}, position {i}{f', group {g}' if lo.shape[2] > 1 else ''}: "
                 f"the span [{lo[r, s, g, i]}, {hi[r, s, g, i]}){before} {what} the keys [0, {keys[s]})"
             )
 
 
-# ---- attending, in every layer ----------------------------------------------------------------------------------------
+# ---- attending, in every layer --------------------------------------------------------------------------------------
+
+Function = TypeVar("Function", bound=Callable)
 
 
-@torch.compiler.disable  # the bounds are host integers of one batch: a graph that held them would be compiled per batch
+def _outside_graphs(function: Function) -> Function:
+    # Bounds are host integers of one batch: a graph that held them would be compiled again for every batch.
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+@_outside_graphs
 def attend(
     q: Tensor | tuple[Tensor, ...],
     sources: Sequence[Source],
@@ -185,7 +204,7 @@ def attend(
     Returns: y like q, and with `return_lse` (y, lse), lse (B, H, T) per group. A query that may read nothing gets
         exactly zero, forward and backward.
     Raises: ValueError for shapes that do not fit, and where a named backend cannot do what is asked of it.
-    Source: sps.md eq. 5 and the generation layer of the double decoder are two-source cases; docs/attention.md.
+    Source: eq. 5 of State-Prediction Separation (arXiv 2607.01218) is a case of two sources; docs/attention.md.
     """
     queries = q if isinstance(q, tuple) else (q,)
     if plan is None:
@@ -194,14 +213,11 @@ def attend(
     elif backend not in ("auto", plan.backend):
         raise ValueError(f"backend {backend!r} with a plan for {plan.backend!r}; name it in plan_attention")
     _check_tensors(queries, sources, plan)
-    chosen = plan.choose(queries[0])
+    chosen = plan.choose(queries[0], return_lse)
     if chosen == "dense":
         return attend_dense(q, sources, scale=scale, return_lse=return_lse)
-    keys, values = [s.k for s in sources], [s.v for s in sources]
-    if chosen == "tiled":
-        ys, lses = tiled.run(plan.strips, queries, keys, values, scale, return_lse)
-    else:
-        ys, lses = plan.blocks.run(queries, keys, values, scale, return_lse)
+    calls = plan.tiles if chosen == "tiled" else plan.blocks
+    ys, lses = calls.run(queries, [s.k for s in sources], [s.v for s in sources], scale, return_lse)
     if not isinstance(q, tuple):
         return (ys[0], lses[0]) if return_lse else ys[0]
     return (ys, lses) if return_lse else ys
@@ -209,13 +225,15 @@ def attend(
 
 def _check_tensors(queries: tuple[Tensor, ...], sources: Sequence[Source], plan: Plan) -> None:
     B, H, T, D = queries[0].shape
-    rows, _, groups, planned = plan.lo.shape
-    if len(queries) != groups or planned != T or rows not in (1, B) or any(q.shape != (B, H, T, D) for q in queries):
+    rows, _, groups, planned_T = plan.lo.shape
+    if len(queries) != groups or planned_T != T or rows not in (1, B) or any(q.shape != (B, H, T, D) for q in queries):
         shapes = [tuple(q.shape) for q in queries]
-        raise ValueError(f"queries of shapes {shapes}; planned were {groups} groups of {planned} queries, {rows} rows")
+        raise ValueError(f"queries of shapes {shapes}; planned: {groups} of {planned_T} queries, {rows} rows")
+    if queries[0].device.type != plan.device.type:
+        raise ValueError(f"queries on {queries[0].device} and a plan for {plan.device}; give plan_attention the device")
     if len(sources) != len(plan.keys):
         raise ValueError(f"{len(sources)} sources, but the plan has {len(plan.keys)}")
-    for i, (source, groups, N) in enumerate(zip(sources, plan.spans, plan.keys)):
+    for i, (source, planned, N) in enumerate(zip(sources, plan.spans, plan.keys, strict=True)):
         G, k, v = source.k.shape[1], source.k, source.v
         if k.shape != (B, G, N, D) or v.shape != k.shape or H % G:
             raise ValueError(
@@ -224,6 +242,6 @@ def _check_tensors(queries: tuple[Tensor, ...], sources: Sequence[Source], plan:
             )
         if k.dtype != queries[0].dtype or v.dtype != k.dtype:
             raise ValueError(f"source {i}: keys {k.dtype}, values {v.dtype} and queries {queries[0].dtype}; use one")
-        span = source.span if isinstance(source.span, tuple) else (source.span,)
-        if len(span) != len(groups) or any(a is not b for a, b in zip(span, groups)):
+        spans = _groups(source.span)
+        if len(spans) != len(planned) or any(a is not b for a, b in zip(spans, planned, strict=True)):
             raise ValueError(f"source {i}: its span is not the one that was planned; make a plan of the spans you use")

@@ -16,7 +16,8 @@ Shapes: B rows, S sources, G groups, Q = G T queries in a line, N keys of all so
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 
 import numpy as np
 import torch
@@ -36,15 +37,15 @@ class Blocks:
 
     def run(
         self,
-        queries: tuple[Tensor, ...],
-        keys: list[Tensor],
-        values: list[Tensor],
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
         scale: float | None,
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every group of queries and, where asked, its log-sum-exp."""
-        q, k, v = torch.cat(queries, 2), self._in_line(keys), self._in_line(values)
-        _refuse(q, k, v)
+        q, k, v = torch.cat(tuple(queries), 2), self._in_line(keys), self._in_line(values)
+        _refuse(q)
         y, aux = _compiled()(
             q,
             k,
@@ -55,17 +56,17 @@ class Blocks:
             return_aux=AuxRequest(lse=return_lse),
         )
         T = queries[0].shape[2]
-        return y.split(T, 2), aux.lse.detach().split(T, 2) if return_lse else ()
+        return y.split(T, 2), () if aux.lse is None else aux.lse.detach().split(T, 2)
 
-    def _in_line(self, parts: list[Tensor]) -> Tensor:
-        padded = [F.pad(x, (0, 0, 0, n)) if n else x for x, n in zip(parts, self.padding)]
+    def _in_line(self, parts: Sequence[Tensor]) -> Tensor:
+        padded = [F.pad(x, (0, 0, 0, n)) if n else x for x, n in zip(parts, self.padding, strict=True)]
         return torch.cat(padded, 2) if len(padded) > 1 else padded[0]
 
 
 def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.device) -> Blocks:
     """The block mask of spans (B, S, G, T)."""
     padding = [-n % BLOCK for n in keys]
-    offsets = np.cumsum([0, *(n + pad for n, pad in zip(keys, padding))])
+    offsets = np.cumsum([0, *(n + pad for n, pad in zip(keys, padding, strict=True))])
     B, S = lo.shape[:2]
     lo, hi = ((bound + offsets[:-1, None, None]).reshape(B, S, -1) for bound in (lo, hi))
     N, Q = int(offsets[-1]), lo.shape[-1]
@@ -98,11 +99,12 @@ def _listed(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def _pair_mask(lo: Tensor, hi: Tensor):
-    shared = lo.shape[0] == 1
+    shared, sources = lo.shape[0] == 1, lo.shape[1]
 
     def readable(b, h, i, j):
         row = 0 if shared else b
-        return sum((lo[row, s, i] <= j) & (j < hi[row, s, i]) for s in range(lo.shape[1])) > 0
+        may = [(lo[row, s, i] <= j) & (j < hi[row, s, i]) for s in range(sources)]
+        return reduce(or_, may)
 
     return readable
 
@@ -112,8 +114,8 @@ def _compiled():
     return torch.compile(flex_attention)
 
 
-def _refuse(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if q.is_cuda and q.dtype == torch.float64:
-        raise ValueError("flex has no float64 on CUDA; use the tiled or the dense backend")
-    if not q.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise ValueError("flex has no backward on the CPU; use the tiled backend, or torch.no_grad()")
+def _refuse(q: Tensor) -> None:
+    if not q.is_cuda:
+        raise ValueError("flex runs on CUDA only (on a CPU, FlexAttention has no backward); use the tiled backend")
+    if q.dtype == torch.float64:
+        raise ValueError("flex has no float64; use the tiled or the dense backend")

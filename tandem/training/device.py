@@ -10,7 +10,6 @@ import torch
 
 from tandem.recipe import Settings, UserError, register
 
-
 T = TypeVar("T")
 
 
@@ -29,7 +28,7 @@ class Training:
         device: Literal["auto", "cpu", "cuda"] = "auto"
         """auto takes CUDA where it is."""
         precision: Literal["auto", "float32", "bfloat16"] = "auto"
-        """Of matrix products; weights, softmax, norms and losses are float32. auto: bfloat16 where the device has it."""
+        """Of matrix products; weights, softmax and losses stay float32. auto: bfloat16 where the device has it."""
         compile: bool | Literal["auto"] = "auto"
         """Compile every block. auto: where there is a compiler and the run is long enough to earn it back."""
         recompute: bool = False

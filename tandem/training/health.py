@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class StopRequest:
         self.signal_number: int | None = None
 
     def __enter__(self) -> "StopRequest":
-        self._previous = {s: signal.signal(s, self._wish) for s in (signal.SIGTERM, signal.SIGINT)}
+        self._previous: dict[int, Any] = {s: signal.signal(s, self._wish) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_) -> None:

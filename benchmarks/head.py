@@ -1,0 +1,112 @@
+"""The chunked head against full logits and F.cross_entropy: time and extra peak memory, forward and backward.
+
+    python benchmarks/head.py [--pairs 8] [--dtype bfloat16] [--keep-memory] [--out results.jsonl]
+
+8,192 positions, width 512, vocabulary 32,000, on random targets. `eight` asks the next eight tokens of each position,
+as superposition's bags do: chunked they share one log-sum-exp; in the paper's listing (arXiv 2605.06546) they share
+float32 logits, and each has a cross-entropy of its own. Time: interleaved pairs in one process. Memory: growth over
+the process before the step, one process an arm.
+
+A plain process on a CPU gives large freed tensors back to the system and pays for fresh pages at every step, full
+logits most of all; --keep-memory times both sides as the trainer runs, without that.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+
+import torch
+from machine import compare, header, write
+from torch.nn import functional as F
+
+from tandem.nn.head import nll_sums
+from tandem.training.health import keep_freed_memory
+
+N, C, V, BAG = 8192, 512, 32_000, 8
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def chunked(hidden, weight, targets):
+    coefficients = torch.full(targets.shape[1:], 1 / targets.numel(), device=DEVICE)
+    nll_sums(hidden, weight, targets, coefficients=coefficients)[0].backward()
+
+
+def full(hidden, weight, targets):
+    logits = F.linear(hidden, weight.to(hidden.dtype)).float()
+    torch.stack([F.cross_entropy(logits, slot) for slot in targets.unbind(1)]).mean().backward()
+
+
+ARMS = {
+    "chunked, eight": (chunked, BAG),
+    "cross-entropy, eight": (full, BAG),
+    "chunked, one": (chunked, 1),
+    "cross-entropy, one": (full, 1),
+}
+PAIRS = [
+    ("chunked, eight", "cross-entropy, eight"),
+    ("chunked, eight", "chunked, one"),
+    ("chunked, one", "cross-entropy, one"),
+]
+
+
+def step_of(arm, dtype):
+    """A step of this arm on tensors built now; it leaves no gradients behind."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(N, C, generator=generator).to(DEVICE, dtype).requires_grad_()
+    weight = (torch.randn(V, C, generator=generator) * 0.02).to(DEVICE).requires_grad_()
+    head, slots = ARMS[arm]
+    targets = torch.randint(V, (N, slots), generator=generator).to(DEVICE)
+
+    def step():
+        head(hidden, weight, targets)
+        hidden.grad = weight.grad = None
+
+    return step
+
+
+def extra_memory(arm, dtype):
+    """Bytes that the process grows by over one step, gradients included."""
+    step = step_of(arm, dtype)
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    with open("/proc/self/statm") as sizes:
+        before = int(sizes.read().split()[1]) * resource.getpagesize()
+    step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pairs", type=int, default=8)
+    arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    arguments.add_argument("--keep-memory", action="store_true")
+    arguments.add_argument("--out")
+    arguments.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    dtype = getattr(torch, given.dtype)
+    if given.memory_of:
+        print(extra_memory(given.memory_of, dtype))
+        return
+    print(header())
+    command = [sys.executable, __file__, "--dtype", given.dtype, "--memory-of"]
+    grown = {arm: int(subprocess.check_output([*command, arm])) for arm in ARMS}
+    if given.keep_memory:
+        keep_freed_memory()
+    settings = {"dtype": given.dtype, "keep_memory": given.keep_memory}
+    records = []
+    for new, old in PAIRS:
+        what = f"{new} / {old}"
+        record = compare(what, step_of(new, dtype), step_of(old, dtype), pairs=given.pairs, warmup=1)
+        ratio = grown[new] / grown[old]
+        print(f"  extra peak memory {ratio:.3f} x   {grown[new]:,} / {grown[old]:,} bytes")
+        memory = {"what": f"extra peak memory, {what}", "ratio": ratio, "bytes": [grown[new], grown[old]]}
+        records += [record | settings, memory | settings]
+    if given.out:
+        write(given.out, records)
+
+
+if __name__ == "__main__":
+    main()

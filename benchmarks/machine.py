@@ -1,0 +1,82 @@
+"""What every benchmark shares: which machine this was, and two ways of doing one thing compared in pairs.
+
+    print(header())
+    records = [compare("dense / tiled, T 2048", dense, tiled, pairs=20)]
+    write("results.jsonl", records)
+
+The two runs of a pair follow each other, in alternating order, so that whatever else the machine does hits both; the
+result is the median of the pairs' ratios between its quartiles, never the ratio of two averages.
+"""
+
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """Hardware, versions, commit and date."""
+    changes = "" if _run("git", "status", "--porcelain") == "" else " and changes"
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "tandem": (_run("git", "rev-parse", "--short", "HEAD") or "no commit") + changes,
+        "date": date.today().isoformat(),
+    }
+
+
+def header() -> str:
+    """The machine in one line."""
+    return ", ".join(str(fact) if name == "device" else f"{name} {fact}" for name, fact in machine().items())
+
+
+def compare(what: str, a: Callable[[], Any], b: Callable[[], Any], *, pairs: int = 20, warmup: int = 3) -> dict:
+    """Times a and b in interleaved pairs; prints and returns the median of time(a) / time(b) and its quartiles."""
+    for _ in range(warmup):
+        a()
+        b()
+    seconds = {a: [], b: []}
+    for pair in range(pairs):
+        for run in (a, b) if pair % 2 else (b, a):
+            seconds[run].append(_time(run))
+    ratios = [x / y for x, y in zip(seconds[a], seconds[b], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4) if pairs > 1 else ratios * 3
+    ms = [1e3 * statistics.median(seconds[run]) for run in (a, b)]
+    print(
+        f"  {what:<48} {ratio:5.2f} x  [{low:.2f}, {high:.2f}]  {ms[0]:8.2f} / {ms[1]:.2f} ms  {pairs} pairs",
+        flush=True,
+    )
+    return {"what": what, "ratio": ratio, "quartiles": [low, high], "ms": ms, "pairs": pairs}
+
+
+def write(path: str, records: list[dict]) -> None:
+    """JSON lines: the machine, then one record a line."""
+    Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))
+
+
+def _time(run: Callable[[], Any]) -> float:
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()

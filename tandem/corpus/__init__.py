@@ -1,0 +1,28 @@
+"""The corpus: text -> documents -> tokens -> batches.
+
+    corpus = prepare(Corpus.Config())                        # the built-in text, a BPE trained on it
+    rows = PackedRows(corpus.train, seed=1337, rows=16, context=256)
+    batch = rows.batch(step=0)                               # the same batch for this seed and step, always
+
+A store is prepared once and mapped into memory; a batch is computed from (seed, step) and nothing else.
+"""
+
+from tandem.corpus.order import Order
+from tandem.corpus.prepare import Corpus, prepare
+from tandem.corpus.store import Store
+from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, scoring_rows
+
+__all__ = [
+    "IGNORE",
+    "Batch",
+    "Corpus",
+    "Order",
+    "PackedRows",
+    "ScoringBatch",
+    "Store",
+    "Tokenizer",
+    "load_tokenizer",
+    "prepare",
+    "scoring_rows",
+]

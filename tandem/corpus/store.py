@@ -1,0 +1,166 @@
+"""The store: a tokenised corpus as flat files, mapped into memory, never loaded.
+
+    tokens.bin       d0 d0 d0 eos d1 d1 eos ...     uint16, or uint32 where the vocabulary needs it
+    token_bytes.bin   4  1  2   0  7  3   0 ...     uint16: bytes of text behind each token, 0 for the document end
+    offsets.bin       0            4        7 ...   int64: document i is tokens[offsets[i]:offsets[i + 1]]
+    tokenizer.json   manifest.json                  what made it, and hashes of everything above
+
+Whatever else is known of the text (sentences, say) is a further file of token offsets beside these: tokens are
+written once. Opening checks every size, which catches a copy cut short; `verify` reads every byte.
+"""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pydantic
+
+from tandem.corpus.tokenizer import Tokenizer, content_hash
+from tandem.recipe import Settings, UserError
+
+FORMAT = 1
+ARRAYS = ("tokens", "token_bytes", "offsets")
+CHUNK = 1 << 24
+
+
+class Manifest(Settings):
+    format: int
+    documents: int
+    tokens: int
+    bytes: int
+    """Of text, in UTF-8."""
+    dtype: str
+    vocabulary: int
+    eos: int
+    sources: list[str]
+    tokenizer: str
+    """Hash of tokenizer.json."""
+    fingerprint: str
+    """Hash of all contents."""
+
+
+class Store:
+    """A prepared corpus of documents, read only.
+
+    Attributes:
+        tokens: all documents one after the other, each closed by `eos`.
+        offsets: (documents + 1,) int64, where each document starts in `tokens`.
+        token_bytes: bytes of text behind each token, uint16.
+        vocabulary: number of ids that a document can contain, `eos` included.
+        fingerprint: the same for equal contents wherever they were prepared.
+
+    Raises: UserError if the folder is no store, is of another format, or a file does not fit the manifest.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self.manifest = manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+            tokenizer = content_hash((folder / "tokenizer.json").read_bytes())
+        except FileNotFoundError as error:
+            raise self._unusable(f"{Path(error.filename).name} is missing") from error
+        except pydantic.ValidationError as error:
+            raise self._unusable(f"manifest.json does not read as one: {error.errors()[0]['msg']}") from error
+        if manifest.format != FORMAT:
+            raise self._unusable(f"its format is {manifest.format}, this Tandem reads {FORMAT}")
+        if tokenizer != manifest.tokenizer:
+            raise self._unusable("tokenizer.json is not the one it was prepared with")
+        self.tokens = self._mapped("tokens", manifest.dtype, manifest.tokens)
+        self.token_bytes = self._mapped("token_bytes", "uint16", manifest.tokens)
+        self.offsets = self._mapped("offsets", "int64", manifest.documents + 1)
+        self.vocabulary, self.eos, self.fingerprint = manifest.vocabulary, manifest.eos, manifest.fingerprint
+
+    def __len__(self) -> int:
+        """Documents."""
+        return self.manifest.documents
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, document end included, (documents,) int64."""
+        return np.diff(self.offsets)
+
+    def document(self, i: int) -> np.ndarray:
+        """The tokens of document i, document end last."""
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(self.folder / "tokenizer.json")
+
+    def verify(self) -> None:
+        """Reads everything. Raises: UserError unless contents, manifest and vocabulary agree."""
+        if fingerprint(self.folder) != self.fingerprint:
+            raise self._unusable("its contents have changed since it was prepared")
+        if (largest := int(self.tokens.max())) >= self.vocabulary:
+            raise self._unusable(f"it holds id {largest}, but its vocabulary ends at {self.vocabulary - 1}")
+        chunks = (self.tokens[i : i + CHUNK] for i in range(0, len(self.tokens), CHUNK))
+        ends = sum(int((chunk == self.eos).sum()) for chunk in chunks)
+        if ends != len(self) or (self.tokens[self.offsets[1:] - 1] != self.eos).any():
+            raise self._unusable(f"id {self.eos} is not the end of every document and nothing else")
+
+    def _mapped(self, name: str, dtype: str, count: int) -> np.ndarray:
+        path = self.folder / f"{name}.bin"
+        size, expected = path.stat().st_size if path.exists() else 0, count * np.dtype(dtype).itemsize
+        if size != expected:
+            raise self._unusable(f"{path.name} has {size} bytes where the manifest says {expected}")
+        return np.memmap(path, dtype, mode="r")
+
+    def _unusable(self, what: str) -> UserError:
+        return UserError(f"{self.folder} is not a usable corpus store: {what}")
+
+
+class StoreWriter:
+    """Writes a store into a new folder, batch by batch; it is one only once `close` has written the manifest."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        folder.mkdir(parents=True)
+        self.folder, self.tokenizer = folder, tokenizer
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
+        self.documents = self.tokens = self.bytes = 0
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS}
+        np.zeros(1, np.int64).tofile(self._files["offsets"])
+
+    def append(self, ids: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> None:
+        """Adds documents: for each its ids and the bytes of text behind each. The document end is written here."""
+        ends = np.cumsum([len(i) + 1 for i in ids])
+        is_text = np.ones(ends[-1], bool)
+        is_text[ends - 1] = False
+        tokens, token_bytes = np.full(ends[-1], self.tokenizer.eos, self.dtype), np.zeros(ends[-1], np.int64)
+        tokens[is_text], token_bytes[is_text] = np.concatenate(ids), np.concatenate(sizes)
+        if token_bytes.max() > np.iinfo(np.uint16).max:
+            raise UserError(f"corpus.tokenizer: one token stands for {token_bytes.max()} bytes of text, 65535 fit")
+        tokens.tofile(self._files["tokens"])
+        token_bytes.astype(np.uint16).tofile(self._files["token_bytes"])
+        (self.tokens + ends).tofile(self._files["offsets"])
+        self.documents += len(ids)
+        self.tokens += len(tokens)
+        self.bytes += int(token_bytes.sum())
+
+    def close(self, sources: Sequence[str]) -> None:
+        for file in self._files.values():
+            file.close()
+        self.tokenizer.to_file(self.folder / "tokenizer.json")
+        manifest = Manifest(
+            format=FORMAT,
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.bytes,
+            dtype=self.dtype.name,
+            vocabulary=self.tokenizer.vocabulary,
+            eos=self.tokenizer.eos,
+            sources=list(sources),
+            tokenizer=self.tokenizer.hash,
+            fingerprint=fingerprint(self.folder),
+        )
+        (self.folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+
+
+def fingerprint(folder: Path) -> str:
+    """Of all the contents of a store."""
+    digests = []
+    for name in (*(f"{name}.bin" for name in ARRAYS), "tokenizer.json"):
+        with (folder / name).open("rb") as file:
+            digests.append(hashlib.file_digest(file, "blake2b").digest())
+    return content_hash(*digests)

@@ -1,0 +1,212 @@
+"""Tokenizers: text to ids and back, one class for all kinds.
+
+Whatever its origin (trained here, GPT-2's two files, any `tokenizer.json`, plain bytes), a tokenizer answers four
+questions alike: the ids of a text, the bytes of text behind each id (bits per byte need them), the number of ids
+that a text can contain, and the id that ends a document. Only the corpus writes the document end: a text that
+spells "<|endoftext|>" is a text like any other.
+
+    "Hi é"  ->  ids  [39, 72, 32, 195, 169]   bytes of text  [1, 1, 1, 1, 1]    ("bytes": document end 256, V 257)
+
+Byte-level tokenizers cut the UTF-8 bytes of the text, so bytes per token are a table by id; for others they follow
+from character offsets, at about a tenth of the speed.
+Letters: V ids, N tokens.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from tandem.recipe import UserError
+
+DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Names under which tokenizers keep their document end; the first is added to a tokenizer that has none of them."""
+
+PIECE = 1 << 18
+"""Characters. A longer document is encoded in pieces: the library takes over 100 bytes per token while it works."""
+
+_CUT = re.compile(r"(?<=[^\W_])\n")
+"""Between a letter or digit and a line break every byte-level pre-tokenizer cuts too: pieces change no token."""
+
+
+class Tokenizer:
+    """Ids of texts and texts of ids.
+
+    Attributes:
+        eos: the id that ends a document; no text contains it.
+        vocabulary: V, the number of ids that a document can contain, `eos` included.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        inner.no_padding()
+        inner.no_truncation()
+        ids = inner.get_vocab(with_added_tokens=True)
+        end = next((name for name in DOCUMENT_ENDS if name in ids), DOCUMENT_ENDS[0])
+        inner.add_special_tokens([end])  # one that is there keeps its id
+        inner.encode_special_tokens = True  # spelled out in a text, they are text
+        self._inner = inner
+        self.eos: int = inner.token_to_id(end)
+        self.vocabulary = 1 + max(self.eos, *ids.values())
+        if end not in ids and self.eos in ids.values():
+            raise UserError(f"corpus.tokenizer: ids have holes, so the document end would share id {self.eos}")
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of one text, (N,) uint32, without document end."""
+        return self.encode_batch([text])[0][0]
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Encodes texts on all cores, releasing the interpreter while it does.
+
+        Returns: for each text its ids (N,) uint32, without document end, and the bytes of text behind each (N,),
+            which add up to the UTF-8 length of the text.
+        Raises: UserError if a text contains the document end all the same (a word-level vocabulary may).
+        """
+        if self._bytes_by_id is None:
+            encodings = self._inner.encode_batch(texts, add_special_tokens=False)
+            ids = [np.array(e.ids, np.uint32) for e in encodings]
+            sizes = [_bytes_by_offset(t, e.offsets) for t, e in zip(texts, encodings, strict=True)]
+        else:
+            pieces = [list(_pieces(text)) for text in texts]
+            flat = self._inner.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
+            rest = iter([np.array(e.ids, np.uint32) for e in flat])
+            ids = [np.concatenate([next(rest) for _ in p]) for p in pieces]
+            sizes = [self._bytes_by_id[i] for i in ids]
+        if any((i == self.eos).any() for i in ids):
+            raise UserError(
+                f"corpus.tokenizer: a text spells {self._inner.id_to_token(self.eos)!r}, which this tokenizer reads "
+                "as its document end; take the text out or choose a byte-level tokenizer"
+            )
+        return ids, sizes
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids; the document end and other special tokens are left out."""
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    @functools.cached_property
+    def _bytes_by_id(self) -> np.ndarray | None:
+        """Bytes of text per id, (V,) uint16, if the tokenizer cuts bytes as they are; else None."""
+        described = json.loads(self._inner.to_str())
+        splitter = described["pre_tokenizer"] or {}
+        steps = splitter.get("pretokenizers", [splitter])
+        is_byte_level = (
+            any(step.get("type") == "ByteLevel" for step in steps)
+            and not any(step.get("add_prefix_space") for step in steps)
+            and described["normalizer"] is None
+            and all(token["special"] for token in described["added_tokens"])
+        )
+        if not is_byte_level:
+            return None
+        table = np.zeros(self.vocabulary, np.uint16)
+        for token, i in self._inner.get_vocab(with_added_tokens=False).items():
+            table[i] = len(token)  # a byte-level token is written with one character per byte
+        return table
+
+    def to_file(self, path: Path) -> None:
+        path.write_text(self._inner.to_str(), encoding="utf-8")
+
+    @property
+    def hash(self) -> str:
+        """Of everything that decides the ids; equal to that of the file which `to_file` writes."""
+        return content_hash(self._inner.to_str().encode())
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Tokenizer":
+        """From a `tokenizer.json` of the tokenizers library."""
+        with _reading(path):
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        return cls(inner)
+
+    @classmethod
+    def from_gpt2(cls, folder: Path) -> "Tokenizer":
+        """From GPT-2's `encoder.json` and `vocab.bpe`."""
+        with _reading(folder):
+            vocabulary = json.loads((folder / "encoder.json").read_text("utf-8"))
+            lines = (folder / "vocab.bpe").read_text("utf-8").splitlines()
+            merges = [(left, right) for left, right in (line.split() for line in lines[1:] if line)]
+            model = models.BPE(vocab=vocabulary, merges=merges)
+        return cls(_byte_level(model))
+
+    @classmethod
+    def of_bytes(cls) -> "Tokenizer":
+        """The 256 bytes, each its own id, and the document end."""
+        written = set(pre_tokenizers.ByteLevel.alphabet())  # printable bytes stand for themselves, others from 256 on
+        others = itertools.count(256)
+        vocabulary = {chr(b) if chr(b) in written else chr(next(others)): b for b in range(256)}
+        return cls(_byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
+        """A byte-level BPE of at most `vocabulary` ids, the last one the document end. Same texts, same tokenizer."""
+        inner = _byte_level(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary - 1,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )
+        inner.train_from_iterator(texts, trainer)
+        return cls(inner)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that a recipe names: "bytes", a `tokenizer.json`, or a folder with one or with GPT-2's files."""
+    path = Path(name)
+    if name == "bytes":
+        return Tokenizer.of_bytes()
+    if path.is_file():
+        return Tokenizer.from_file(path)
+    if (path / "tokenizer.json").is_file():
+        return Tokenizer.from_file(path / "tokenizer.json")
+    if (path / "encoder.json").is_file() and (path / "vocab.bpe").is_file():
+        return Tokenizer.from_gpt2(path)
+    raise UserError(
+        f'corpus.tokenizer = "{name}": no such file, nor a folder with tokenizer.json or with encoder.json and '
+        'vocab.bpe; allowed are "bpe", "bytes" and such a path'
+    )
+
+
+def content_hash(*contents: bytes | memoryview) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # pyright: ignore
+    inner.decoder = decoders.ByteLevel()  # pyright: ignore
+    return inner
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises no narrower class
+        raise UserError(f'corpus.tokenizer = "{path}": not a tokenizer ({error})') from error
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE and (cut := _CUT.search(text, start + PIECE)):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def _bytes_by_offset(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
+    """Each token owns the text from the end of those before it to its own end; the last one owns the rest."""
+    ends = np.array([end for _, end in offsets], np.int64)
+    ends[-1:] = len(text)
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    bytes_before = np.concatenate([[0], np.cumsum(widths)])
+    return np.diff(bytes_before[np.maximum.accumulate(ends)], prepend=0)

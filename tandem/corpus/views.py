@@ -1,0 +1,127 @@
+"""Views: how a network sees the corpus. Packed rows for training, windows of documents for scoring.
+
+    stream   a0 a1 a2 $  b0 b1 $  c0 ...          $ ends a document; rows of context 4:
+    tokens   a0 a1 a2 $ | b0 b1 $  c0             starts   0  0  0  0 |  0  0  0  3
+    targets  a1 a2 $  . | b1 $  .  c1             . is IGNORE: across documents nothing is asked
+
+A view's batch is a pure function of (seed, step). All views read the one stream of `Order`, so methods with
+different views meet the same documents in the same order.
+Letters: B rows, T tokens of a row.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.corpus.order import Order
+from tandem.corpus.store import Store
+from tandem.recipe import UserError
+
+IGNORE = -100
+"""Target of a position that is asked nothing."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens with what is asked of them.
+
+    Attributes:
+        tokens: (B, T) int64.
+        targets: (B, T) int64, the token after each, IGNORE where nothing is asked.
+        starts: (B, T) int64, index in the row of the first position that each position may know of: where its
+            document starts, 0 if that was in an earlier row.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    starts: Tensor
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Moves tokens and targets; `starts` stay on the host, where spans are planned."""
+        return Batch(self.tokens.to(device), self.targets.to(device), self.starts)
+
+
+class PackedRows:
+    """Documents one after the other, cut into rows of equal length: row r of step s is the stream's slice
+    [(s * rows + r) * context, ... + context], its first `context` tokens the inputs, its last the targets."""
+
+    def __init__(self, store: Store, seed: int, rows: int, context: int):
+        self.order, self.rows, self.context = Order(store, seed), rows, context
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
+        """The rows of one step, or one of `parts` equal runs of them: together they are the same whatever `parts`.
+
+        Raises: UserError if the rows can not be split so.
+        """
+        if self.rows % parts:
+            raise UserError(f"batch: {self.rows} rows can not be split into {parts} equal parts")
+        rows, T = self.rows // parts, self.context
+        begin = (step * self.rows + part * rows) * T
+        tokens, begins = self.order.read(begin, rows * T + 1)
+        is_first = begins == np.arange(begin, begin + rows * T + 1)
+        targets = np.where(is_first, IGNORE, tokens)
+        row_begins = begin + np.arange(0, rows * T, T)
+        starts = np.maximum(begins[:-1].reshape(rows, T) - row_begins[:, None], 0)
+        return Batch(*map(torch.from_numpy, (tokens[:-1].reshape(rows, T), targets[1:].reshape(rows, T), starts)))
+
+
+@dataclass(frozen=True)
+class ScoringBatch:
+    """A batch and whose targets it asks: `document` and `index` are (B, T) int64, -1 where nothing is asked."""
+
+    batch: Batch
+    document: Tensor
+    index: Tensor
+
+
+def scoring_rows(
+    store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+) -> Iterator[ScoringBatch]:
+    """Tokens 2 to last of every document, document end included, each asked once, in batches of at most `rows` rows.
+
+    A document starts with no context. One longer than a row is read in windows that overlap by half, so a token
+    has min(index, context / 2) tokens before it or more. Windows go into the first row of the batch with room for
+    them, each with its own `starts`; what is left of a row holds the document end, which asks and is told nothing.
+    """
+    for placed in _placed(_windows(store, context, documents), context, rows):
+        height = 1 + max(row for row, *_ in placed)
+        tokens, targets = np.full((height, context), store.eos), np.full((height, context), IGNORE)
+        starts = np.tile(np.arange(context), (height, 1))
+        document, index = np.full((height, context), -1), np.full((height, context), -1)
+        for row, column, (i, first, last, asked) in placed:
+            text = store.document(i)
+            tokens[row, column : column + last - first] = text[first:last]
+            starts[row, column : column + last - first] = column
+            fresh = slice(column + asked - first, column + last - first)
+            targets[row, fresh] = text[asked + 1 : last + 1]
+            document[row, fresh], index[row, fresh] = i, np.arange(asked + 1, last + 1)
+        batch = Batch(*map(torch.from_numpy, (tokens, targets, starts)))
+        yield ScoringBatch(batch, torch.from_numpy(document), torch.from_numpy(index))
+
+
+def _windows(store: Store, context: int, documents: Iterable[int] | None) -> Iterator[tuple[int, int, int, int]]:
+    """Yields (document, first, last, asked): inputs first .. last-1, of which those from `asked` on are asked."""
+    for i in range(len(store)) if documents is None else documents:
+        end, first, last = int(store.lengths[i]) - 1, 0, 0  # the document end is asked for, never read
+        while last < end:
+            asked, last = last, min(first + context, end)
+            yield i, first, last, asked
+            first += max(1, context // 2)
+
+
+def _placed(windows, context: int, rows: int) -> Iterator[list[tuple[int, int, tuple[int, int, int, int]]]]:
+    """Yields for each batch its windows with their place: (row, column, window)."""
+    placed, used = [], np.zeros(rows, int)
+    for window in windows:
+        length = window[2] - window[1]
+        row = int(np.argmax(used + length <= context))
+        if used[row] + length > context:
+            yield placed
+            placed, used, row = [], np.zeros(rows, int), 0
+        placed.append((row, int(used[row]), window))
+        used[row] += length
+    if placed:
+        yield placed

@@ -1,0 +1,193 @@
+"""Preparing writes what the texts say, once, whatever interrupts it and whoever else is at it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from tandem.corpus import Corpus, prepare
+from tandem.corpus import tokenizer as tokenizer_module
+from tandem.recipe import UserError
+
+prepare_module = sys.modules["tandem.corpus.prepare"]
+TEXTS = [f"Document {i} is about the number {i * i}.\né" * (1 + i % 5) for i in range(200)]
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    (tmp_path / "texts").mkdir()
+    for part in range(2):
+        lines = [json.dumps({"text": text}) + "\n" for text in TEXTS[part * 100 : part * 100 + 100]]
+        (tmp_path / "texts" / f"{part}.jsonl").write_text("".join(lines))
+    return tmp_path / "texts"
+
+
+@pytest.fixture
+def config(texts, tmp_path):
+    return lambda **more: Corpus.Config(
+        **{"texts": [str(texts)], "validation": 0.2, "tokenizer": "bytes", "folder": str(tmp_path / "corpora")} | more
+    )
+
+
+def texts_in(store):
+    return [store.tokenizer.decode(store.document(i)) for i in range(len(store))]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+@pytest.mark.parametrize("batch", [1, 50, 1 << 21])
+def test_both_stores_hold_the_documents_in_order(config, monkeypatch, tokenizer, batch):
+    monkeypatch.setattr(prepare_module, "BATCH", batch)
+    corpus = prepare(config(tokenizer=tokenizer, **({"vocabulary": 300} if tokenizer == "bpe" else {})))
+    train, validation = texts_in(corpus.train), texts_in(corpus.validation)
+    assert train == [text for text in TEXTS if text in set(train)]
+    assert sorted(train + validation) == sorted(TEXTS)
+    assert 15 < len(validation) < 75
+    for store in (corpus.train, corpus.validation):
+        store.verify()
+        assert store.manifest.bytes == sum(len(text.encode()) for text in texts_in(store))
+    assert corpus.tokenizer.vocabulary == corpus.train.vocabulary == (300 if tokenizer == "bpe" else 257)
+
+
+def test_pieces_and_batches_do_not_change_the_fingerprint(config, monkeypatch, tmp_path):
+    first = prepare(config(tokenizer="bpe", vocabulary=280))
+    monkeypatch.setattr(prepare_module, "BATCH", 300)
+    monkeypatch.setattr(tokenizer_module, "PIECE", 20)
+    second = prepare(config(tokenizer="bpe", vocabulary=280, folder=str(tmp_path / "other")))
+    assert second.train.folder.parent.name == first.train.folder.parent.name
+    assert second.train.fingerprint == first.train.fingerprint
+    assert second.validation.fingerprint == first.validation.fingerprint
+
+
+def test_the_side_of_a_document_depends_on_its_text_alone(config, texts):
+    held_out = set(texts_in(prepare(config()).validation))
+    (texts / "0.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[::-3]))
+    (texts / "1.jsonl").unlink()
+    assert set(texts_in(prepare(config()).validation)) == held_out & set(TEXTS[::-3])
+    assert set(texts_in(prepare(config(validation=0.4)).validation)) > held_out & set(TEXTS[::-3])
+
+
+def test_validation_texts_of_its_own_leave_the_training_texts_whole(config, texts, tmp_path):
+    (tmp_path / "own.txt").write_text("Held out.")
+    corpus = prepare(config(validation=str(tmp_path / "own.txt")))
+    assert texts_in(corpus.train) == TEXTS and texts_in(corpus.validation) == ["Held out."]
+    assert corpus.validation.manifest.sources == [str(tmp_path / "own.txt")]
+
+
+def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, monkeypatch):
+    seen = []
+    real = prepare_module.Tokenizer.train.__func__
+
+    def train(cls, texts, vocabulary):
+        seen.extend(texts)
+        return real(cls, seen, vocabulary)
+
+    monkeypatch.setattr(prepare_module.Tokenizer, "train", classmethod(train))
+    corpus = prepare(config(tokenizer="bpe", vocabulary=300))
+    assert seen == texts_in(corpus.train)
+    seen.clear()
+    monkeypatch.setattr(prepare_module, "SAMPLE", 1000)
+    prepare(config(tokenizer="bpe", vocabulary=301))
+    assert 500 < sum(map(len, seen)) < 1300
+    assert {TEXTS.index(text) // 50 for text in seen} == {0, 1, 2, 3}
+
+
+def test_a_second_call_opens_and_a_changed_text_prepares_anew(config, texts, monkeypatch):
+    first = prepare(config())
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "write", None)
+        assert prepare(config()).train.fingerprint == first.train.fingerprint
+    with (texts / "1.jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    assert prepare(config()).train.folder != first.train.folder
+    folders = {prepare(config(**more)).train.folder for more in ({}, {"validation": 0.3}, {"tokenizer": "bpe"})}
+    assert len(folders) == 3
+
+
+def test_progress_reaches_the_size_of_the_texts(config, texts, monkeypatch):
+    monkeypatch.setattr(prepare_module, "BATCH", 500)
+    seen = []
+    prepare(config(), progress=lambda done, total: seen.append((done, total)))
+    total = sum(path.stat().st_size for path in texts.iterdir())
+    assert {t for _, t in seen} == {total} and seen == sorted(seen) and seen[-1][0] == total and len(seen) > 10
+
+
+def test_an_interrupted_preparation_leaves_nothing(config, tmp_path, monkeypatch):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(), progress=interrupt)
+    assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_preparation_left_is_removed(config, tmp_path):
+    folder = prepare(config()).train.folder.parent
+    folder.rename(folder.with_name(folder.name + ".partial"))
+    (folder.with_name(folder.name + ".partial") / "junk").write_text("")
+    corpus = prepare(config())
+    corpus.train.verify()
+    assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
+    assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
+
+
+def test_processes_preparing_at_once_share_one_result(config, tmp_path):
+    script = """
+import sys, time
+from pathlib import Path
+from tandem.corpus import Corpus, prepare
+
+config, me, other = sys.argv[1:]
+seen = []
+Path(me).touch()
+while not Path(other).exists():
+    time.sleep(0.01)
+corpus = prepare(Corpus.Config.model_validate_json(config), lambda *done: (seen.append(done), time.sleep(0.2)))
+corpus.train.verify()
+print(bool(seen), corpus.train.fingerprint)
+"""
+    command = [sys.executable, "-c", script, config().model_dump_json()]
+    ready = [str(tmp_path / name) for name in "ab"]
+    running = [subprocess.Popen([*command, *names], stdout=subprocess.PIPE) for names in (ready, ready[::-1])]
+    said = [process.communicate(timeout=300)[0].split() for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert sorted(worked for worked, _ in said) == [b"False", b"True"]
+    assert said[0][1] == said[1][1]
+
+
+def test_a_damaged_corpus_is_refused_with_the_cure(config):
+    folder = prepare(config()).train.folder
+    data = (folder / "tokens.bin").read_bytes()
+    (folder / "tokens.bin").write_bytes(data[:-2])
+    with pytest.raises(UserError, match=f"tokens.bin has .* manifest says .*; delete {folder.parent} and prepare"):
+        prepare(config())
+
+
+def test_a_bad_text_is_refused_also_while_a_tokenizer_is_trained(config, texts):
+    (texts / "2.jsonl").write_text("{}\n")
+    for tokenizer in ("bytes", "bpe"):
+        with pytest.raises(UserError, match=r'2\.jsonl:1: no field "text"'):
+            prepare(config(tokenizer=tokenizer))
+
+
+def test_a_side_without_documents_is_refused(config, tmp_path):
+    (tmp_path / "one.txt").write_text("The only document.")
+    with pytest.raises(UserError, match=r"no document is left for (train|validation), of 1; give more documents"):
+        prepare(config(texts=str(tmp_path / "one.txt")))
+
+
+def test_settings_that_mean_nothing_are_refused():
+    assert Corpus.Config().vocabulary == 4096 and Corpus.Config(tokenizer="bytes").vocabulary is None
+    for bad in ({"tokenizer": "bytes", "vocabulary": 300}, {"vocabulary": 256}, {"validation": 1.0}, {"validation": 0}):
+        with pytest.raises(ValidationError):
+            Corpus.Config(**bad)
+
+
+def test_ids_of_a_store_are_those_of_its_tokenizer(config):
+    corpus = prepare(config(tokenizer="bpe", vocabulary=290))
+    for i in range(0, len(corpus.train), 17):
+        document = corpus.train.document(i)
+        np.testing.assert_array_equal(document[:-1], corpus.tokenizer.encode(corpus.tokenizer.decode(document)))

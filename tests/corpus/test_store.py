@@ -1,0 +1,96 @@
+"""A store gives back the documents written, and refuses to be anything else."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tandem.corpus import store as module
+from tandem.corpus.store import Store, StoreWriter
+from tandem.corpus.tokenizer import Tokenizer
+from tandem.recipe import UserError
+
+
+def test_documents_come_back_with_their_end_and_their_bytes(store_of):
+    store = store_of([3, 1, 5])
+    assert len(store) == 3 and store.lengths.tolist() == [3, 1, 5]
+    assert store.document(1).tolist() == [256]
+    assert store.document(2)[:-1].tolist() == np.random.default_rng(2).integers(0, 256, 4).tolist()
+    assert store.token_bytes.tolist() == [1, 1, 0, 0, 1, 1, 1, 1, 0]
+    assert store.manifest.bytes == 6 and store.tokens.dtype == np.uint16
+    assert store.tokenizer.hash == Tokenizer.of_bytes().hash
+    assert not store.tokens.flags.writeable
+    store.verify()
+
+
+def test_batches_of_appending_leave_no_trace(tmp_path, store_of):
+    writer = StoreWriter(tmp_path / "again", Tokenizer.of_bytes())
+    for i, n in enumerate([3, 1, 5]):
+        writer.append([np.random.default_rng(i).integers(0, 256, n - 1)], [np.ones(n - 1, int)])
+    writer.close([])
+    assert Store(tmp_path / "again").fingerprint == store_of([3, 1, 5]).fingerprint != store_of([3, 5, 1]).fingerprint
+
+
+def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path):
+    tokenizer = Tokenizer.of_bytes()
+    tokenizer.vocabulary = (1 << 16) + 1
+    writer = StoreWriter(tmp_path / "wide", tokenizer)
+    writer.append([np.array([1 << 16])], [np.array([65535])])
+    writer.close([])
+    store = Store(tmp_path / "wide")
+    assert store.tokens.dtype == np.uint32 and store.tokens.tolist() == [1 << 16, 256]
+    assert store.token_bytes[0] == 65535
+    store.verify()
+    with pytest.raises(UserError, match="65536 bytes of text"):
+        writer.append([np.array([1])], [np.array([65536])])
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "token_bytes.bin", "offsets.bin", "tokenizer.json", "manifest.json"])
+def test_a_file_cut_short_or_missing_is_refused_at_once(store_of, file):
+    folder = store_of([3, 4]).folder
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[:-2])
+    with pytest.raises(UserError, match=f"{folder} is not a usable corpus store: {file}"):
+        Store(folder)
+    (folder / file).unlink()
+    with pytest.raises(UserError, match=f"not a usable corpus store: {file}"):
+        Store(folder)
+
+
+def test_another_format_is_refused_at_once(store_of):
+    folder = store_of([3, 4]).folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(UserError, match="its format is 99, this Tandem reads 1"):
+        Store(folder)
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "token_bytes.bin", "offsets.bin"])
+def test_a_changed_byte_is_found_by_verify(store_of, file):
+    folder = store_of([3, 4]).folder
+    data = bytearray((folder / file).read_bytes())
+    data[2] ^= 1
+    (folder / file).write_bytes(data)
+    with pytest.raises(UserError, match="contents have changed"):
+        Store(folder).verify()
+
+
+def written(tmp_path, ids, vocabulary=257):
+    tokenizer = Tokenizer.of_bytes()
+    tokenizer.vocabulary = vocabulary
+    writer = StoreWriter(tmp_path / "bad", tokenizer)
+    writer.append([np.array(ids)], [np.ones(len(ids), int)])
+    writer.close([])
+    return Store(tmp_path / "bad")
+
+
+def test_ids_that_no_text_can_contain_are_found_by_verify(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 2)
+    with pytest.raises(UserError, match="it holds id 257, but its vocabulary ends at 256"):
+        written(tmp_path, [1, 257, 2]).verify()
+
+
+def test_a_document_end_inside_a_document_is_found_by_verify(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 2)
+    with pytest.raises(UserError, match="id 256 is not the end of every document and nothing else"):
+        written(tmp_path, [1, 2, 256, 3]).verify()

@@ -1,0 +1,139 @@
+"""Every kind of tokenizer: text comes back, bytes add up, and no text can spell the document end."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
+
+from tandem.corpus import tokenizer as module
+from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
+from tandem.recipe import UserError
+
+SAMPLE = [
+    "The house keeps the order of the houses, and the other house keeps them.\n\n\n\nHéllo wörld 123.\n \n \n",
+    "In a hole in the ground there lived a hobbit's friend; they'd said so.",
+] * 20
+BYTES, TRAINED = Tokenizer.of_bytes(), Tokenizer.train(SAMPLE, 320)
+TELLING = st.sampled_from(["<|endoftext|>", "the", "\r\n\n", "  ", "é☃😀", "'ll"])
+TEXT = st.lists(st.one_of(st.text(), TELLING)).map("".join)
+
+
+def word_level() -> Tokenizer:
+    """Not byte-level: lower case, white space lost, unknown words one id."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "é☃": 2, "house": 3}, unk_token="<unk>"))
+    inner.normalizer = normalizers.Lowercase()  # pyright: ignore
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
+    inner.enable_padding(length=8)
+    inner.enable_truncation(3)
+    return Tokenizer(inner)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["bytes", "bpe"])
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT)
+def test_text_survives_and_bytes_add_up(tokenizer, text):
+    (ids,), (sizes,) = tokenizer.encode_batch([text])
+    assert tokenizer.decode(ids) == text
+    assert sizes.sum() == len(text.encode()) and len(sizes) == len(ids)
+    assert not (ids >= tokenizer.vocabulary).any() and tokenizer.eos not in ids
+    for i, size in zip(ids, sizes, strict=True):
+        piece = tokenizer.decode([i])
+        assert len(piece.encode()) == size or "\ufffd" in piece  # a token may end inside a character
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=TEXT)
+def test_long_documents_are_encoded_in_pieces_that_change_nothing(text):
+    text = (text + "ab\ncd 1\n\n\n\n 2 _\n \n \nx\n\n\ny") * 3
+    whole = TRAINED.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE", 5)
+        pieces = list(module._pieces(text))
+        assert "".join(pieces) == text and len(pieces) > 1
+        np.testing.assert_array_equal(TRAINED.encode(text), whole)
+
+
+def test_bytes_are_their_own_ids_and_the_document_end_comes_next():
+    assert BYTES.encode("Hi é").tolist() == list("Hi é".encode())
+    assert (BYTES.eos, BYTES.vocabulary) == (256, 257)
+
+
+def test_a_trained_tokenizer_has_the_size_asked_for_and_depends_on_its_texts_only():
+    assert (TRAINED.vocabulary, TRAINED.eos) == (320, 319)
+    assert len(TRAINED.encode("the house keeps the order")) < 15
+    assert Tokenizer.train(iter(SAMPLE), 320).hash == TRAINED.hash != Tokenizer.train(SAMPLE, 319).hash
+
+
+@pytest.mark.parametrize("make", [lambda: BYTES, lambda: TRAINED, word_level], ids=["bytes", "bpe", "word level"])
+def test_a_tokenizer_survives_its_file(make, tmp_path):
+    tokenizer = make()
+    tokenizer.to_file(tmp_path / "tokenizer.json")
+    again = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert (again.hash, again.eos, again.vocabulary) == (tokenizer.hash, tokenizer.eos, tokenizer.vocabulary)
+    text = "the house <|endoftext|> of the é☃"
+    np.testing.assert_array_equal(again.encode(text), tokenizer.encode(text))
+    assert load_tokenizer(str(tmp_path)).hash == tokenizer.hash
+
+
+def test_offsets_give_the_bytes_where_tokens_are_not_bytes():
+    tokenizer = word_level()
+    (ids,), (sizes,) = tokenizer.encode_batch([" The é☃  strange HOUSE the the\n"])
+    assert ids.tolist() == [1, 2, 0, 3, 1, 1]  # neither padded nor cut
+    assert sizes.tolist() == [4, 6, 9, 6, 4, 5]  # what precedes a token is its own, what is left the last one's
+    assert (tokenizer.eos, tokenizer.vocabulary) == (4, 5)
+
+
+@pytest.mark.parametrize("change", ["normaliser", "space before", "word of its own"])
+def test_bytes_add_up_where_a_byte_level_tokenizer_changes_the_text(change):
+    inner = tokenizers.Tokenizer.from_str(TRAINED._inner.to_str())
+    if change == "normaliser":
+        inner.normalizer = normalizers.NFKC()  # pyright: ignore
+    elif change == "space before":
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)])  # pyright: ignore
+    else:
+        inner.add_tokens([tokenizers.AddedToken("ﬁne", lstrip=True)])
+    (ids,), (sizes,) = Tokenizer(inner).encode_batch(["the ﬁne ☃ ½"])
+    assert sizes.sum() == len("the ﬁne ☃ ½".encode()) and len(ids) == len(sizes)
+
+
+def test_tokens_without_text_of_their_own_have_no_bytes():
+    sizes = module._bytes_by_offset("é☃😀!", [(0, 1), (0, 0), (1, 2), (1, 2), (2, 3)])
+    assert sizes.tolist() == [2, 0, 3, 0, 5]
+
+
+def test_gpt2_files_are_read(tmp_path):
+    written = {"H": 0, "i": 1, "Hi": 2, "Ġ": 3, "<|endoftext|>": 4, "<": 5, "|": 6, ">": 7}
+    (tmp_path / "encoder.json").write_text(json.dumps(written))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nH i\n", encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path))
+    (ids,), (sizes,) = tokenizer.encode_batch(["Hi i<|>"])
+    assert ids.tolist() == [2, 3, 1, 5, 6, 7] and sizes.tolist() == [2, 1, 1, 1, 1, 1]
+    assert (tokenizer.eos, tokenizer.vocabulary) == (4, 8)
+
+
+def test_a_document_end_that_a_text_can_spell_is_refused():
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
+    with pytest.raises(UserError, match="a text spells '</s>'"):
+        Tokenizer(inner).encode("one </s> two")
+
+
+@pytest.mark.parametrize("name", ["bpe2", "nowhere/tokenizer.json"])
+def test_an_unknown_tokenizer_names_what_is_allowed(name):
+    with pytest.raises(UserError, match=r'corpus.tokenizer = .* allowed are "bpe", "bytes" and such a path'):
+        load_tokenizer(name)
+
+
+def test_a_damaged_tokenizer_file_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "encoder.json").write_text('{"H": 0}')
+    (tmp_path / "vocab.bpe").write_text("#version\nH i\n")
+    with pytest.raises(UserError, match="not a tokenizer"):
+        load_tokenizer(str(tmp_path))
