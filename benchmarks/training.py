@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 from machine import compare, header, write
@@ -95,7 +96,7 @@ def memory(arm):
         before = torch.cuda.memory_allocated()
         step(0), step(1)
         return torch.cuda.max_memory_allocated() - before
-    before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     step(0), step(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
 

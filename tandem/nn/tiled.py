@@ -218,10 +218,9 @@ class _Cutter:
         """Whether the queries read 1, 2, 3 .. keys of the only slice."""
         if len(slices) != 1 or len(self.lo) * self.groups != 1:
             return False
-        s, first, end = slices[0]
+        s, first, _ = slices[0]
         lo, hi = self.any[s]
-        steady = self.unsteady[s][a] == self.unsteady[s][b - 1]
-        return steady and lo[b - 1] == first and hi[a] == first + 1 and end - first == b - a
+        return lo[b - 1] == first and hi[a] == first + 1 and self.unsteady[s][a] == self.unsteady[s][b - 1]
 
     def _is_open(self, a: int, b: int, slices: list[Slice]) -> bool:
         """Whether every query reads every key."""
