@@ -14,7 +14,7 @@ as long as one call costs no more than two, in query-key pairs:
     cost = CALL + COPY keys + queries keys              (the last term halved for a triangle)
 
 So a plainly causal document ends as one call with `is_causal`, queries that all read the same keys as one call without
-a mask, and two ragged streams as tiles of some hundred queries. Rows are cut one by one, since their documents differ;
+a mask, and two ragged streams as tiles of 64 to 200 queries. Rows are cut one by one, since their documents differ;
 rows that agree share their calls, and so do all rows of a few queries (decoding) where that is cheaper.
 
 Exact, and differentiable by autograd alone: split, cat and SDPA. Keys are split once, at all ends of slices, and tiles
