@@ -1,14 +1,11 @@
 """The chunked head against full logits and F.cross_entropy: time and extra peak memory, forward and backward.
 
-    python benchmarks/head.py [--pairs 8] [--dtype bfloat16] [--keep-memory] [--out results.jsonl]
+    python benchmarks/head.py [--pairs 20] [--dtype bfloat16] [--out results.jsonl]
 
 8,192 positions, width 512, vocabulary 32,000, on random targets. `eight` asks the next eight tokens of each position,
 as superposition's bags do: chunked they share one log-sum-exp; in the paper's listing (arXiv 2605.06546) they share
 float32 logits, and each has a cross-entropy of its own. Time: interleaved pairs in one process. Memory: growth over
 the process before the step, one process an arm.
-
-A plain process on a CPU gives large freed tensors back to the system and pays for fresh pages at every step, full
-logits most of all; --keep-memory times both sides as the trainer runs, without that.
 """
 
 import argparse
@@ -21,7 +18,6 @@ from machine import compare, header, write
 from torch.nn import functional as F
 
 from tandem.nn.head import nll_sums
-from tandem.training.health import keep_freed_memory
 
 N, C, V, BAG = 8192, 512, 32_000, 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,7 +42,7 @@ ARMS = {
 PAIRS = [
     ("chunked, eight", "cross-entropy, eight"),
     ("chunked, eight", "chunked, one"),
-    ("chunked, one", "cross-entropy, one"),
+    ("chunked, one", "cross-entropy, one"),  # for comparison, in a quarter of the pairs
 ]
 
 
@@ -80,9 +76,8 @@ def extra_memory(arm, dtype):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--pairs", type=int, default=8)
+    arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    arguments.add_argument("--keep-memory", action="store_true")
     arguments.add_argument("--out")
     arguments.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)
     given = arguments.parse_args()
@@ -93,13 +88,17 @@ def main():
     print(header())
     command = [sys.executable, __file__, "--dtype", given.dtype, "--memory-of"]
     grown = {arm: int(subprocess.check_output([*command, arm])) for arm in ARMS}
-    if given.keep_memory:
-        keep_freed_memory()
-    settings = {"dtype": given.dtype, "keep_memory": given.keep_memory}
+    settings = {"dtype": given.dtype}
     records = []
     for new, old in PAIRS:
         what = f"{new} / {old}"
-        record = compare(what, step_of(new, dtype), step_of(old, dtype), pairs=given.pairs, warmup=1)
+        record = compare(
+            what,
+            step_of(new, dtype),
+            step_of(old, dtype),
+            pairs=given.pairs if new != "chunked, one" else max(2, given.pairs // 4),
+            warmup=1,
+        )
         ratio = grown[new] / grown[old]
         print(f"  extra peak memory {ratio:.3f} x   {grown[new]:,} / {grown[old]:,} bytes")
         memory = {"what": f"extra peak memory, {what}", "ratio": ratio, "bytes": [grown[new], grown[old]]}

@@ -23,7 +23,6 @@ from tandem.corpus import Batch
 from tandem.networks.decoder import Decoder
 from tandem.objectives.next_token import NextToken
 from tandem.training.device import Choice, autocast
-from tandem.training.health import keep_freed_memory
 from tandem.training.loop import take_step
 from tandem.training.optimiser import AdamW
 
@@ -89,7 +88,6 @@ def times(pairs):
 
 def memory(arm):
     """Bytes that this process grew by over its first two steps, everything built before."""
-    keep_freed_memory()
     trainer = Trainer(32_000, torch.bfloat16, compiled=False)
     step = trainer if arm == "trainer" else Hand(trainer, 32_000, torch.bfloat16, compiled=False)
     if DEVICE.type == "cuda":

@@ -1,6 +1,5 @@
-"""What keeps a run alive or stops it in time: finite losses, signals, memory that is given back too eagerly."""
+"""What stops a run in time: losses that are not finite, signals; and how much memory it takes."""
 
-import ctypes
 import math
 import resource
 import signal
@@ -56,23 +55,6 @@ class StopRequest:
     def _wish(self, number: int, _frame) -> None:
         self.signal_number = number
         signal.signal(number, self._previous[number])
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc to keep large freed blocks: by default each step returns its temporaries and faults them back.
-
-    Linux with glibc only; elsewhere nothing needs doing.
-    """
-    if sys.platform != "linux":
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return
-    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4
-    mallopt(trim_threshold, 2**31 - 1)
-    mallopt(mmap_threshold, 2**25)
-    mallopt(mmap_max, 0)
 
 
 def peak_memory(device: torch.device) -> int:

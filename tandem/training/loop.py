@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tandem.training.health import Stopped, StopRequest, keep_freed_memory, peak_memory, require_finite
+from tandem.training.health import Stopped, StopRequest, peak_memory, require_finite
 from tandem.training.observers import Observer, Step
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def take_step(run: "Run", step: int) -> Taken:
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
     """Runs from where `run` stands to its end, or raises Stopped when asked to by a signal, after saving."""
-    keep_freed_memory()
     run.network.train()
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):

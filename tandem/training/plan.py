@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tandem.training.display import clock, scaled
-from tandem.training.health import keep_freed_memory, peak_memory
+from tandem.training.health import peak_memory
 from tandem.training.loop import take_step
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ class Speed:
 
 def measure(run: "Run", steps: int = 3) -> Speed:
     """Takes a few steps of `run` on copies of its network and optimiser; the run itself is left as it was."""
-    keep_freed_memory()
     scratch = copy.copy(run)
     scratch.network = copy.deepcopy(run.network).train()
     scratch.optimiser = type(run.optimiser)(run.optimiser.config, scratch.network)
