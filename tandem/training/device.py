@@ -3,7 +3,9 @@
 import os
 import platform
 import shutil
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -60,8 +62,10 @@ def choose_compile(config: Training.Config, device: torch.device, steps: int | N
     """`steps` is None where the budget is time: then the run is long enough."""
     if config.compile != "auto":
         return Choice(config.compile, "asked for")
-    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
-        return Choice(False, "no C++ compiler (install g++ for about 1.4 x the speed)")
+    if device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        return Choice(False, "no C++ compiler; install g++ to compile")
+    if device.type == "cpu" and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return Choice(False, "no Python headers; install python3-dev to compile")
     if steps is not None and steps < COMPILE_AFTER_STEPS:
         return Choice(False, f"{steps} steps are too few to earn it back")
     return Choice(True, "the run is long enough to earn it back")

@@ -67,8 +67,9 @@ class Run:
         self.cost = self.network.cost()
         self.tokens_per_step = batch.rows * batch.context
         self.flops_per_step = batch.rows * sum(self.cost.training(batch.context).values())
-        self.steps = steps or self._paid_steps() or 0
-        self.compiled = choose_compile(recipe.training, self.device.value, self.steps or None)
+        paid = self._paid_steps()
+        self.steps = steps or paid or 0
+        self.compiled = choose_compile(recipe.training, self.device.value, paid)
         if self.compiled.value:
             self.network.compile()
         self.optimiser = recipe.choice("optimiser")(recipe.optimiser, self.network)

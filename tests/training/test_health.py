@@ -1,6 +1,7 @@
 """Machine choices come with reasons; what a machine lacks is said."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,9 +29,12 @@ def test_precision_follows_the_processor(monkeypatch, flags, dtype):
 
 def test_compiling_needs_a_compiler_and_a_run_that_earns_it_back(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
     assert choose_compile(Training.Config(), CPU, 100_000).value is True
     assert choose_compile(Training.Config(), CPU, None).value is True
     assert choose_compile(Training.Config(), CPU, 10).value is False
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "Python.h")
+    assert "python3-dev" in choose_compile(Training.Config(), CPU, None).reason
     monkeypatch.setattr(shutil, "which", lambda name: None)
     chosen = choose_compile(Training.Config(), CPU, 100_000)
     assert chosen.value is False and "compiler" in chosen.reason
