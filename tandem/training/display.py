@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 
@@ -57,7 +58,10 @@ class Display:
             return
         bar = ProgressBar(total=steps, completed=step, width=min(self.console.width, 100))
         self.live.start()  # does nothing when it has started
-        self.live.update(Group(bar, Text(self.waiting)), refresh=True)
+        rows = Table.grid()  # a bar alone does not end its line
+        rows.add_row(bar)
+        rows.add_row(Text(self.waiting))
+        self.live.update(rows, refresh=True)
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)  # rich would cut what is no terminal at 80 columns

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import struct
 import sys
@@ -222,6 +223,18 @@ def test_on_a_terminal_a_bar_stands_below_what_is_printed_and_a_line_remains():
     last = out.getvalue().splitlines()[-1]
     assert last.endswith("left")
     assert "step    2/3815" in last
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_on_a_terminal_of_any_width_the_whole_line_stands_below_the_bar(width):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, _environ={"TERM": "xterm"})
+    display = Display(console)
+    display.write(record(step=1))
+    frame = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", out.getvalue()).rpartition("\r")[2]
+    bar, *below = frame.splitlines()
+    assert "━" in bar and "step" not in bar
+    assert " ".join(" ".join(below).split()) == " ".join(display.waiting.split())
 
 
 def test_smoothing_starts_unbiased_and_follows():
