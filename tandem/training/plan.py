@@ -1,50 +1,18 @@
 """What a run will do, cost and take, said before anything is spent; `plan` and `train` print this page."""
 
-import copy
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from tandem.training.display import clock, scaled
-from tandem.training.health import peak_memory
-from tandem.training.loop import take_step
+from tandem.training.speed import Speed
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Measured over a few steps on copies: seconds for one step, seconds before the first, bytes at the peak."""
-
-    step_seconds: float
-    start_seconds: float
-    memory: int
-
-
-def measure(run: "Run", steps: int = 3) -> Speed:
-    """Takes a few steps of `run` on copies of its network and optimiser; the run itself is left as it was."""
-    scratch = copy.copy(run)
-    scratch.network = copy.deepcopy(run.network).train()
-    scratch.optimiser = type(run.optimiser)(run.optimiser.config, scratch.network)
-    scratch.schedule = lambda step: 0.0  # type: ignore[assignment]
-    began = time.perf_counter()
-    take_step(scratch, 0)
-    start_seconds = time.perf_counter() - began
-    taken = []
-    for step in range(1, steps + 1):
-        began = time.perf_counter()
-        take_step(scratch, step)
-        if run.device.value.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return Speed(sorted(taken)[len(taken) // 2], start_seconds, peak_memory(run.device.value))
-
-
-def page(run: "Run", speed: Speed | None) -> dict[str, str]:
-    """The plan by line title; without `speed`, time and memory are left out."""
+def page(run: "Run", speed: Speed) -> dict[str, str]:
+    """The plan by line title."""
     recipe, cost = run.recipe, run.cost
     batch = recipe.batch
     chosen = recipe.values["network"]
@@ -52,7 +20,7 @@ def page(run: "Run", speed: Speed | None) -> dict[str, str]:
     roles = sorted(cost.parameters.items(), key=lambda item: -item[1])
     flops = cost.training(batch.context)
     by_part = " + ".join(f"{part} {scaled(n / batch.context)}" for part, n in flops.items())
-    lines = {
+    return {
         "network": f"{chosen['name']}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
         "text": f"{run.recipe.corpus.texts}: {scaled(len(run.corpus.train.tokens))} tokens in "
@@ -63,10 +31,7 @@ def page(run: "Run", speed: Speed | None) -> dict[str, str]:
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per token of text = {by_part}",
         "budget": f"{recipe.budget} = {run.steps:,} steps of {run.tokens_per_step:,} tokens"
         f" = {scaled(run.steps * run.tokens_per_step)} tokens = {run.steps * run.flops_per_step:.2e} FLOP",
+        "time": f"about {clock(run.steps * speed.step_seconds + speed.start_seconds)} at "
+        f"{scaled(run.tokens_per_step / speed.step_seconds)} tokens/s, evaluation apart (3 steps measured)",
+        "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
-    if speed is not None:
-        rate = run.tokens_per_step / speed.step_seconds
-        total = run.steps * speed.step_seconds + speed.start_seconds
-        lines["time"] = f"about {clock(total)} at {scaled(rate)} tokens/s, evaluation apart (3 steps measured)"
-        lines["memory"] = f"{speed.memory / 2**30:.2f} GiB at the peak (measured)"
-    return lines

@@ -15,7 +15,7 @@ from pydantic import Field
 from tandem.corpus import Corpus, PackedRows
 from tandem.recipe import Recipe, Settings, UserError, register
 from tandem.training.device import autocast, choose_compile, choose_device, choose_precision
-from tandem.training.plan import Speed, measure
+from tandem.training.speed import Speed, measure
 
 
 @register("batch")
