@@ -28,6 +28,7 @@ class NextToken:
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
-        hidden, _ = network(network.embed(batch.tokens), batch)
+        hidden, extra = network(network.embed(batch.tokens), batch)
+        assert not extra, f"{list(extra)}: extra terms need a count and a weight here"
         loss, sums = network.nll(hidden, batch.targets)
         return loss / max(1, counts["nll"]), {"nll": sums[0]}
