@@ -40,10 +40,6 @@ class Cost:
             "head": 6 * context * self.head,
         }
 
-    def training_per_token(self, context: int) -> float:
-        """Training FLOPs for one token of a row that is one document."""
-        return sum(self.training(context).values()) / context
-
     def prefill(self, n: int) -> int:
         """FLOPs to read a prompt of n tokens, logits left out."""
         return 2 * self.linear * n + 4 * self.pair * self.pairs(n)

@@ -57,10 +57,6 @@ class Network(nn.Module):
     """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability."""
 
     Config: ClassVar[Any]
-    view: ClassVar[str] = "packed"
-    """The view of the corpus that it reads."""
-    cannot: ClassVar[dict[str, str]] = {}
-    """Capability -> reason, of what it refuses."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
