@@ -31,9 +31,9 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,tensorboard,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,text,hub,tensorboard,wandb,test]'
 	@touch $@
