@@ -258,7 +258,14 @@ MUTATIONS = [
         ("gradients are not cleared", "tests/training/test_loop.py",
          "self.inner.zero_grad(set_to_none=True)", "pass"),
         ("everything decays", "tests/training/test_optimiser.py",
-         "config.weight_decay if decayed else 0.0", "config.weight_decay"),
+         "weight_decay if decayed else 0.0", "weight_decay"),
+    ),
+    *_mutations(
+        "training/muon.py",
+        ("the table is a hidden matrix", "tests/training/test_muon.py",
+         "DECAYED - {\"embedding\", \"head\"}", "DECAYED - {\"head\"}"),
+        ("q, k and v are one matrix", "tests/training/test_muon.py",
+         "whole.split(group[\"parts\"], dim=-2)", "(whole,)"),
     ),
 ]
 # fmt: on

@@ -32,20 +32,13 @@ class AdamW:
 
     def __init__(self, config: Config, network: nn.Module):
         self.config = config
-        role = roles(network)
-        named = dict(network.named_parameters())
-        groups: list[dict[str, Any]] = []
-        for decayed in (True, False):
-            members = [p for name, p in named.items() if (role[name] in DECAYED) is decayed]
-            groups.append({"params": members, "weight_decay": config.weight_decay if decayed else 0.0})
-        self.parameters = list(named.values())
-        self.inner = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            fused=True,
-        )
+        self.parameters = list(network.parameters())
+        self.inner = self.inner_optimiser(network)
+
+    def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
+        c = self.config
+        groups = [group for group in groups_by_decay(network, c.weight_decay) if group["params"]]
+        return torch.optim.AdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
     def clip(self) -> Tensor:
         """Scales all gradients to at most `max_norm`; returns the norm before, on the device."""
@@ -66,3 +59,15 @@ class AdamW:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
+
+
+def groups_by_decay(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters that decay, then those that do not."""
+    role = roles(network)
+    return [
+        {
+            "params": [p for name, p in network.named_parameters() if (role[name] in DECAYED) is decayed],
+            "weight_decay": weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]
