@@ -22,12 +22,12 @@ from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
-from tandem.training.display import clock, scaled
+from tandem.training.display import clock, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
 from tandem.training.plan import page
-from tandem.training.run import Progress as RunProgress
+from tandem.training.progress import Progress as RunProgress
 from tandem.training.run import Run
 
 Say = Callable[[str], object]
@@ -125,6 +125,8 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
         "flops": run.steps * run.flops_per_step,
         "training_seconds": run.progress.seconds,
         "evaluation_seconds": judged["seconds"],
+        "spikes": run.progress.spikes,
+        "skipped": run.progress.skipped,
         "planned_seconds": plan["step_seconds"] * run.steps,
         "likelihood": judged,
         "samples": samples(run),
@@ -215,6 +217,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "vs plan": f"{clock(spent)} of {clock(planned)}, "
         f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
+        **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": in_words(result["likelihood"]),
     }
     curve = folder.path / "loss.png"

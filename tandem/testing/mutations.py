@@ -257,8 +257,15 @@ MUTATIONS = [
         "training/optimiser.py",
         ("gradients are not cleared", "tests/training/test_loop.py",
          "self.inner.zero_grad(set_to_none=True)", "pass"),
+        ("the state moves on though the step is skipped", "tests/training/test_progress.py",
+         "        if update:\n", "        if True:\n"),
         ("everything decays", "tests/training/test_optimiser.py",
          "weight_decay if decayed else 0.0", "weight_decay"),
+    ),
+    *_mutations(
+        "training/progress.py",
+        ("a spike enters the estimate whole", "tests/training/test_progress.py",
+         "(limit if high else value) - mean", "value - mean"),
     ),
     *_mutations(
         "training/muon.py",

@@ -87,10 +87,18 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others)]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
     parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
+    if record.get("spikes"):
+        parts.append(spikes_in_words(record))
     if steps and step < steps:
         tokens_left = record["tokens"] / step * (steps - step)
         parts.append(f"{clock(tokens_left / record['tokens_per_second'])} left")
     return "  ".join(parts)
+
+
+def spikes_in_words(record: dict[str, Any]) -> str:
+    """'3 spikes, 2 skipped'."""
+    spikes, skipped = record["spikes"], record["skipped"]
+    return f"{spikes} spike{'s' * (spikes != 1)}" + (f", {skipped} skipped" if skipped else "")
 
 
 def short(number: float) -> str:

@@ -32,6 +32,10 @@ class Taken:
     def means(self) -> dict[str, float]:
         return {name: float(total) / max(1, self.counts[name]) for name, total in self.sums.items()}
 
+    def level(self) -> dict[str, float]:
+        """What a spike is seen by. Both were read already, to see that they are finite."""
+        return {"loss": next(iter(self.means().values())), "norm": float(self.norm)}
+
 
 def take_step(run: "Run", step: int) -> Taken:
     """One update of run.network from the batches of `step`."""
@@ -46,7 +50,11 @@ def take_step(run: "Run", step: int) -> Taken:
         sums = _added((sums, terms))
     norm = run.optimiser.clip()
     require_finite(sums, norm, step, where=f"rows {step * run.view.rows} to {(step + 1) * run.view.rows}")
-    return Taken(sums, counts, norm, run.optimiser.step(run.schedule(step)))
+    taken = Taken(sums, counts, norm, lr=0.0)
+    skip = run.optimiser.config.skip_spikes
+    is_spike = run.progress.is_spike(taken.level(), run.optimiser.config.spike, skip)
+    taken.lr = run.optimiser.step(run.schedule(step), update=not (is_spike and skip))
+    return taken
 
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
@@ -84,6 +92,8 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         seconds=run.progress.seconds,
         tokens_per_second=run.tokens_per_step / seconds,
         memory_bytes=peak_memory(run.device.value),
+        spikes=run.progress.spikes,
+        skipped=run.progress.skipped,
     )
 
 

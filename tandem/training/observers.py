@@ -36,6 +36,7 @@ class Step:
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
     tokens_per_second, memory_bytes: of this process now, and at its peak.
+    spikes, skipped: steps so far that were spikes (training/progress.py), and of these updated nothing.
     """
 
     step: int
@@ -48,6 +49,8 @@ class Step:
     seconds: float
     tokens_per_second: float
     memory_bytes: int
+    spikes: int = 0
+    skipped: int = 0
 
 
 class Observer(Protocol):

@@ -29,6 +29,10 @@ class AdamW:
         """Of matrices and tables, times the learning rate of the step."""
         max_norm: float | None = Field(1.0, gt=0)
         """Gradients are scaled down to this norm; null: never."""
+        spike: float = Field(6.0, gt=0)
+        """A step is a spike when its loss or norm lies more than so many deviations above the usual."""
+        skip_spikes: bool = False
+        """A spike updates nothing, neither weights nor moments; its batch and its place in the schedule are spent."""
 
     def __init__(self, config: Config, network: nn.Module):
         self.config = config
@@ -45,12 +49,13 @@ class AdamW:
         limit = self.config.max_norm
         return nn.utils.clip_grad_norm_(self.parameters, limit if limit is not None else float("inf"))
 
-    def step(self, multiplier: float) -> float:
-        """One update at `multiplier` times the peak rate; clears the gradients; returns the rate."""
+    def step(self, multiplier: float, update: bool = True) -> float:
+        """One update, if asked for, at `multiplier` times the peak rate; clears the gradients; returns the rate."""
         rate = self.config.lr * multiplier
-        for group in self.inner.param_groups:
-            group["lr"] = rate
-        self.inner.step()
+        if update:
+            for group in self.inner.param_groups:
+                group["lr"] = rate
+            self.inner.step()
         self.inner.zero_grad(set_to_none=True)
         return rate
 

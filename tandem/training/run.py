@@ -7,7 +7,6 @@ Randomness comes from generators keyed by (seed, purpose), so that one part draw
 """
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -15,6 +14,7 @@ from pydantic import Field
 from tandem.corpus import Corpus, PackedRows
 from tandem.recipe import Recipe, Settings, UserError, register
 from tandem.training.device import autocast, choose_compile, choose_device, choose_precision
+from tandem.training.progress import Progress
 from tandem.training.speed import Speed, measure
 
 
@@ -35,14 +35,6 @@ class BatchShape:
         batch = recipe.batch
         if batch.rows % batch.micro_batches:
             yield "batch.micro_batches", f"must divide batch.rows ({batch.rows})"
-
-
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint needs beside weights and optimiser."""
-
-    step: int = 0
-    seconds: float = 0.0
 
 
 class Run:

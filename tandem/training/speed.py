@@ -9,6 +9,7 @@ import torch
 
 from tandem.training.health import peak_memory
 from tandem.training.loop import take_step
+from tandem.training.progress import Progress
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -29,6 +30,7 @@ def measure(run: "Run", steps: int = 3) -> Speed:
     scratch.network = copy.deepcopy(run.network).train()
     scratch.optimiser = type(run.optimiser)(run.optimiser.config, scratch.network)
     scratch.schedule = lambda step: 0.0  # type: ignore[assignment]
+    scratch.progress = Progress()
     began = time.perf_counter()
     take_step(scratch, 0)
     start_seconds = time.perf_counter() - began

@@ -94,8 +94,9 @@ def test_unstacked_matrices_move_as_pytorchs_muon_moves_them():
 
 def test_singular_values_come_near_one_whatever_the_shape():
     for shape in [(16, 16), (7, 33), (64, 5)]:
-        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape) * 1e-4).float())
-        assert 0.4 < values.min() and values.max() < 1.3
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        values = torch.linalg.svdvals(orthogonalised(drawn * 1e-4).float())
+        assert values.min() > 0.4 and values.max() < 1.3
     assert not orthogonalised(torch.zeros(3, 4)).any()
 
 

@@ -133,7 +133,7 @@ def test_an_interrupted_record_ends_as_the_uninterrupted_one(tmp_path):
 
 def test_clock_keys_are_the_readings_of_a_step():
     assert {field.name for field in fields(Step)} - CLOCK_KEYS == {
-        *("step", "steps", "terms", "norm", "lr", "tokens", "flops")
+        *("step", "steps", "terms", "norm", "lr", "tokens", "flops", "spikes", "skipped")
     }
     assert {field.name for field in fields(Step)} >= CLOCK_KEYS
 
@@ -168,6 +168,12 @@ def test_a_line_without_an_end_and_with_more_terms():
     assert out.getvalue() == (
         "step 1200  loss 3.000 (last 3.000)  stop 0.250  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB\n"
     )
+
+
+def test_spikes_stand_in_the_line_of_a_step():
+    display, out = plain()
+    display.write(record(steps=None, spikes=3, skipped=2))
+    assert out.getvalue().endswith("21.1 GiB  3 spikes, 2 skipped\n")
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds_and_at_the_end():
