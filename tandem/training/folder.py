@@ -6,6 +6,7 @@
         metrics.jsonl        the record, one JSON object a line; each has a `kind` and the `step` it was made after
         checkpoints/         training/checkpoint.py
         tensorboard/         the same record once more, where log.tensorboard asks for it
+        wandb/ wandb.json    what log.wandb leaves here, and how far it has come
         .lock                held by the process that trains here; the system lets go of it when that process dies
 
 A run that was interrupted leaves a record that may be ahead of its last checkpoint, and a last line that may be cut.

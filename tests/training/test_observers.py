@@ -19,7 +19,8 @@ from rich.console import Console
 from tandem.recipe import UserError
 from tandem.training.display import Display, Smoothed, clock, scaled, short
 from tandem.training.folder import RunFolder
-from tandem.training.observers import CLOCK_KEYS, JsonLines, Log, Step
+from tandem.training.observers import CLOCK_KEYS, Log, Step
+from tandem.training.sinks import JsonLines
 
 STEP = Step(
     step=1200,
