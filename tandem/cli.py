@@ -158,13 +158,24 @@ def train(
 @main.command()
 def evaluate(
     run: RunPath,
-    documents: Annotated[int | None, typer.Option(min=1, help="Held-out documents to score; all unless given.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="probe.KEY=VALUE, options of the probe.")] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
+    ] = None,
+    texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
+    probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte."""
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
     _fill()
     from tandem.comparison import trained
+    from tandem.recipe import UserError
 
-    print(trained.evaluate(run, documents))
+    if probe:
+        trained.probe(run, probe, overrides or [])
+    elif overrides:
+        raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
+    else:
+        print(trained.evaluate(run, documents, texts or []))
 
 
 @main.command()

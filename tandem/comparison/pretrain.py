@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
+from tandem.comparison.texts import scored, text_stores
 from tandem.corpus import Corpus, prepare
 from tandem.evaluation.likelihood import Likelihood, likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
-from tandem.training.display import clock, scaled, spikes_in_words
+from tandem.training.display import Told, clock, progress_bar, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
@@ -48,7 +49,7 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict
     with RunFolder.start(path, recipe.to_yaml()) as folder:
         result_file = path / "result.json"
         if not result_file.exists():
-            result = _trained_and_judged(go_on(folder, run or planned(folder, recipe, console)), folder, say)
+            result = _trained_and_judged(go_on(folder, run or planned(folder, recipe, console)), folder, say, console)
             if find_spec("matplotlib"):
                 plot_losses({path.name: folder.records()}, path / "loss.png")
             replace_file(result_file, json.dumps(result, indent=1).encode())
@@ -68,11 +69,10 @@ def plan(recipe: Recipe, console: Console | None = None) -> str:
 
 
 def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
-    """The corpus of a recipe, under a progress bar where it has to be prepared first."""
-    columns = TextColumn("preparing text"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("text", total=None, visible=False)
-        corpus = prepare(recipe.corpus, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+    """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
+    with progress_bar("preparing text", DownloadColumn(), console) as progress:
+        corpus = prepare(recipe.corpus, progress)
+    text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
     return corpus
 
 
@@ -91,7 +91,7 @@ def go_on(folder: RunFolder, run: Run) -> Run:
     return run
 
 
-def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]:
+def _trained_and_judged(run: Run, folder: RunFolder, say: Say, console: Console | None) -> dict[str, Any]:
     recipe, step = run.recipe, run.progress.step
     plan_file = folder.path / "plan.json"
     if not plan_file.exists():
@@ -116,19 +116,25 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
         if judged is None:
-            judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
+            with progress_bar("scoring held-out text", TaskProgressColumn(), console) as progress:
+                judged = {"kind": "likelihood", "step": run.steps, **judge(run, None, progress)}
             log.write(judged, in_words(judged))
+        texts = next((r for r in folder.records("texts") if r["step"] == run.steps), {"seconds": 0.0, "texts": {}})
+        if texts["texts"].keys() != recipe.evaluation.texts.keys():
+            texts = {"kind": "texts", "step": run.steps, **judge_texts(run, console)}
+            log.write(texts, f"\n{'':<12}".join(in_words(text, name) for name, text in texts["texts"].items()))
     export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
     return {
         "step": run.steps,
         "tokens": run.steps * run.tokens_per_step,
         "flops": run.steps * run.flops_per_step,
         "training_seconds": run.progress.seconds,
-        "evaluation_seconds": judged["seconds"],
+        "evaluation_seconds": judged["seconds"] + texts["seconds"],
         "spikes": run.progress.spikes,
         "skipped": run.progress.skipped,
         "planned_seconds": plan["step_seconds"] * run.steps,
         "likelihood": judged,
+        "texts": texts["texts"],
         "samples": samples(run),
     }
 
@@ -164,16 +170,29 @@ class Samples:
         pass
 
 
-def judge(run: Run, documents: int | None) -> dict[str, Any]:
+def judge(run: Run, documents: int | None, progress: Told = lambda done, total: None) -> dict[str, Any]:
     """Likelihood of held-out documents, as a record."""
     network, config = run.network.eval(), run.recipe.evaluation
     began = time.perf_counter()
     with torch.no_grad():
         found = likelihood(
-            network, run.corpus.validation, context=run.recipe.batch.context, rows=config.rows, documents=documents
+            network,
+            run.corpus.validation,
+            context=run.recipe.batch.context,
+            rows=config.rows,
+            documents=documents,
+            progress=progress,
         )
     run.network.train()
     return {**as_record(found), "seconds": time.perf_counter() - began}
+
+
+def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:
+    """Likelihood of the recipe's evaluation texts, as a record."""
+    stores = text_stores(run.recipe, run.corpus, console)
+    began = time.perf_counter()
+    found = {name: as_record(scored(run, store, name, console=console)) for name, store in stores.items()}
+    return {"texts": found, "seconds": time.perf_counter() - began}
 
 
 def as_record(found: Likelihood) -> dict[str, Any]:
@@ -188,9 +207,9 @@ def as_record(found: Likelihood) -> dict[str, Any]:
     }
 
 
-def in_words(judged: dict[str, Any]) -> str:
+def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
     return (
-        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on held-out text: "
+        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )
 
@@ -229,6 +248,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "model": folder.path / "model",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
+    said += [f"{'text':<11} {in_words(text, name)}" for name, text in result["texts"].items()]
     said += [f"{'sample':<11} {(prompt + text).strip()}" for prompt, text in result["samples"]]
     said += [f"{title:<11} {path}" for title, path in paths.items()]
     return [*said, f"{'go on':<11} tandem generate {folder.path} 'Once upon a time'"]

@@ -8,7 +8,7 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.order import Order
-from tandem.corpus.prepare import Corpus, prepare
+from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
 from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, scoring_rows
@@ -24,5 +24,6 @@ __all__ = [
     "Tokenizer",
     "load_tokenizer",
     "prepare",
+    "prepare_texts",
     "scoring_rows",
 ]

@@ -17,7 +17,7 @@ import json
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -89,27 +89,74 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     split = _split(config)
     tokenizer = None if config.tokenizer == "bpe" else load_tokenizer(config.tokenizer)
     sources = [(source.identity, share) for source, share in split]
-    key = json.dumps([FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary]).encode()
+    folder = _folder(config, split, [FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary])
+    with _unprepared(folder) as is_new:
+        if is_new:
+            tokenizer = tokenizer or Tokenizer.train(_sample(split, progress), config.vocabulary or 0)
+            write(folder, split, tokenizer, progress)
+    return Corpus(*_opened(folder, SIDES))
+
+
+def prepare_texts(
+    config: Corpus.Config,
+    key: str,
+    texts: str | list[str],
+    tokenizer: Tokenizer,
+    progress: Progress = lambda done, total: None,
+) -> Store:
+    """One store of further texts to score, under the tokenizer of a corpus; prepared once and kept as a corpus is.
+
+    `key` of the recipe names them; `config` says in which field they stand and where prepared ones lie.
+    Raises: UserError as `prepare` does.
+    """
+    split: Split = [(source, 1.0) for source in find_sources(key, texts, config.field)]
+    folder = _folder(config, split, [FORMAT, [source.identity for source, _ in split], tokenizer.hash])
+    with _unprepared(folder) as is_new:
+        if is_new:
+            write(folder, split, tokenizer, progress, ("validation",), key)
+    return _opened(folder, ("validation",))[0]
+
+
+def _folder(config: Corpus.Config, split: Split, decisive: list[Any]) -> Path:
+    """Where texts lie once prepared: their first source's name, and a hash of all that decides the contents."""
     name = re.sub(r"\W+", "-", Path(split[0][0].name).name.split(".")[0]).strip("-") or "corpus"
-    folder = Path(config.folder) / f"{name}-{content_hash(key)[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if not folder.exists():
-                tokenizer = tokenizer or Tokenizer.train(_sample(split, progress), config.vocabulary or 0)
-                write(folder, split, tokenizer, progress)
+    return Path(config.folder) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
+
+
+@contextlib.contextmanager
+def _unprepared(folder: Path) -> Iterator[bool]:
+    """Whether `folder` has still to be written, under the lock if so."""
+    if folder.exists():
+        yield False
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        yield not folder.exists()
+
+
+def _opened(folder: Path, sides: Sequence[str]) -> list[Store]:
     try:
-        return Corpus(*(Store(folder / side) for side in SIDES))
+        return [Store(folder / side) for side in sides]
     except UserError as error:
         raise UserError(f"{error}; delete {folder} and prepare the corpus again") from error
 
 
-def write(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress) -> None:
-    """Writes both stores beside `folder`, then gives them its name. The caller holds the lock."""
+def write(
+    folder: Path,
+    split: Split,
+    tokenizer: Tokenizer,
+    progress: Progress,
+    sides: Sequence[str] = SIDES,
+    key: str = "corpus",
+) -> None:
+    """Writes the stores of `sides` beside `folder`, then gives them its name. The caller holds the lock.
+
+    `key`: what a message calls these texts.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
     try:
-        writers = {side: StoreWriter(partial / side, tokenizer) for side in SIDES}
+        writers = {side: StoreWriter(partial / side, tokenizer) for side in sides}
         total = _size(split)
         for side, encoded, done in _encoded(tokenizer, _batches(_documents(split))):
             writers[side].append(*encoded)
@@ -117,7 +164,7 @@ def write(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress) 
         for side, writer in writers.items():
             if not writer.documents:
                 raise UserError(
-                    f"corpus: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
+                    f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
                     "give more documents, another share, or other texts as corpus.validation"
                 )
             writer.close([source.name for source, share in split if (share < 1 if side == "train" else share > 0)])

@@ -37,6 +37,8 @@ class Evaluation:
         """Documents scored on the way; null: all, as always at the end."""
         rows: int = Field(16, ge=1)
         """Rows scored at a time; changes nothing but speed and memory."""
+        texts: dict[str, str | list[str]] = {}
+        """Further texts scored at the end, by name: paths as in corpus.texts; read with the run's tokenizer."""
 
 
 @dataclass(frozen=True)

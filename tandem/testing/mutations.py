@@ -214,6 +214,16 @@ MUTATIONS = [
          "self.nats / math.log(2)", "self.nats"),
     ),
     *_mutations(
+        "comparison/texts.py",
+        ("other texts are the held-out one", "tests/comparison/test_texts.py",
+         "            store,\n", "            run.corpus.validation,\n"),
+    ),
+    *_mutations(
+        "corpus/prepare.py",
+        ("further texts are not told apart", "tests/corpus/test_prepare.py",
+         "[source.identity for source, _ in split], tokenizer.hash]", "tokenizer.hash]"),
+    ),
+    *_mutations(
         "generation/sampling.py",
         ("a nucleus one token too small", "tests/generation/test_sampling.py",
          "p_BK.cumsum(-1) - p_BK >= top_p", "p_BK.cumsum(-1) >= top_p"),

@@ -6,15 +6,20 @@
 `loss` is smoothed, the time left is that of the remaining tokens at the speed of now.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+Told = Callable[[int, int | None], None]
+"""Called with what is done and what there is in all; None where that is not known."""
 
 
 class Display:
@@ -65,6 +70,19 @@ class Display:
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)  # rich would cut what is no terminal at 80 columns
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, count: ProgressColumn, console: Console | None = None) -> Iterator[Told]:
+    """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
+    columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        yield show
 
 
 class Smoothed:

@@ -94,7 +94,7 @@ class WandB:
         self._try(lambda: self._start(folder))
 
     def _start(self, folder: RunFolder) -> None:
-        # The terminal belongs to the display; what a dead network keeps from being sent stays on disk, for `wandb sync`.
+        # The terminal belongs to the display. What a dead network keeps here at the end waits for `wandb sync`.
         waits = {"finish_timeout": 60.0, "finish_timeout_raises": True}
         settings = self.wandb.Settings(console="off", silent=True, **waits)
         self.run = self.wandb.init(

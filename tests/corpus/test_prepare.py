@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import Corpus, prepare, prepare_texts
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.recipe import UserError
 
@@ -138,7 +138,7 @@ def test_processes_preparing_at_once_share_one_result(config, tmp_path):
     script = """
 import sys, time
 from pathlib import Path
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import Corpus, prepare, prepare_texts
 
 config, me, other = sys.argv[1:]
 seen = []
@@ -191,3 +191,22 @@ def test_ids_of_a_store_are_those_of_its_tokenizer(config):
     for i in range(0, len(corpus.train), 17):
         document = corpus.train.document(i)
         np.testing.assert_array_equal(document[:-1], corpus.tokenizer.encode(corpus.tokenizer.decode(document)))
+
+
+def test_further_texts_are_prepared_once_under_the_tokenizer_they_are_given(config, tmp_path, monkeypatch):
+    (tmp_path / "more.jsonl").write_text('{"text": "Naïve."}\n{"text": "Another one."}\n')
+    tokenizer = prepare(config(tokenizer="bpe", vocabulary=280)).tokenizer
+    key, more = "evaluation.texts.more", [str(tmp_path / "more.jsonl")]
+    store = prepare_texts(config(), key, more, tokenizer)
+    assert texts_in(store) == ["Naïve.", "Another one."]
+    assert (store.tokenizer.hash, store.manifest.bytes) == (tokenizer.hash, 7 + 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "StoreWriter", None)
+        assert prepare_texts(config(), key, more, tokenizer).folder == store.folder
+    (tmp_path / "more.jsonl").write_text('{"text": "Changed."}\n')
+    assert texts_in(prepare_texts(config(), key, more, tokenizer)) == ["Changed."]
+    with pytest.raises(UserError, match=r'evaluation\.texts\.more = "nowhere\.txt": no such text'):
+        prepare_texts(config(), key, "nowhere.txt", tokenizer)
+    (tmp_path / "none.txt").write_text(" ")
+    with pytest.raises(UserError, match=r"evaluation\.texts\.more: no document is left"):
+        prepare_texts(config(), key, str(tmp_path / "none.txt"), tokenizer)

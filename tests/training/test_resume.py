@@ -38,7 +38,8 @@ def record(folder):
 
 def final(folder):
     last = folder / "checkpoints" / f"step-{STEPS:08d}"
-    return load_file(last / "network.safetensors"), torch.load(last / "optimiser.pt", weights_only=True)
+    progress = json.loads((last / "progress.json").read_text()) | {"seconds": None}
+    return load_file(last / "network.safetensors"), torch.load(last / "optimiser.pt", weights_only=True), progress
 
 
 def same(a, b) -> bool:
