@@ -4,22 +4,27 @@ Every part is done once and found again: the prepared corpus, the plan, the chec
 goes on where it was interrupted, and on a finished run shows the result at once.
 """
 
+import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
-from tandem.corpus import Corpus, prepare
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.comparison.results import DOCUMENTS
+from tandem.corpus import Corpus, Order, prepare
+from tandem.evaluation.likelihood import SUBSET, Likelihood, likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
+from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
 from tandem.training.display import clock, scaled
@@ -116,7 +121,8 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
         if judged is None:
-            judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
+            found, judged = judge(run, run.steps, documents=None)
+            replace_file(folder.path / DOCUMENTS, by_document(found))  # first, for the record says that it is done
             log.write(judged, in_words(judged))
     export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
     return {
@@ -124,10 +130,12 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
         "tokens": run.steps * run.tokens_per_step,
         "flops": run.steps * run.flops_per_step,
         "training_seconds": run.progress.seconds,
-        "evaluation_seconds": judged["seconds"],
+        "evaluation_seconds": sum(record["seconds"] for record in folder.records("likelihood")),
         "planned_seconds": plan["step_seconds"] * run.steps,
+        "parameters": run.cost.parameters,
         "likelihood": judged,
         "samples": samples(run),
+        "decoding": asdict(decoding(run)),
     }
 
 
@@ -136,12 +144,12 @@ class Evaluations:
 
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.config = run, log, run.recipe.evaluation
-        self.every = self.config.every
+        self.every = self.config.every or (self.config.points and -(-run.steps // self.config.points))
 
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is judged on all documents
-            judged = judge(self.run, self.config.documents)
-            self.log.write({"kind": "likelihood", "step": step.step, **judged}, in_words(judged))
+            _, judged = judge(self.run, step.step, self.config.documents)
+            self.log.write(judged, in_words(judged))
 
     def close(self) -> None:
         pass
@@ -162,16 +170,44 @@ class Samples:
         pass
 
 
-def judge(run: Run, documents: int | None) -> dict[str, Any]:
-    """Likelihood of held-out documents, as a record."""
+def judge(run: Run, step: int, documents: int | None) -> tuple[Likelihood, dict[str, Any]]:
+    """Likelihood of held-out documents after `step` steps, and the record of it."""
     network, config = run.network.eval(), run.recipe.evaluation
     began = time.perf_counter()
     with torch.no_grad():
         found = likelihood(
-            network, run.corpus.validation, context=run.recipe.batch.context, rows=config.rows, documents=documents
+            network,
+            run.corpus.validation,
+            context=run.recipe.batch.context,
+            rows=config.rows,
+            documents=documents,
+            split=config.split,
         )
     run.network.train()
-    return {**as_record(found), "seconds": time.perf_counter() - began}
+    clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
+    return found, {"kind": "likelihood", "step": step, **as_record(found), **clocks}
+
+
+def by_document(found: Likelihood) -> bytes:
+    """The arrays of a Result as a file."""
+    file = io.BytesIO()
+    np.savez(
+        file,
+        documents=found.order,
+        nats=found.nats_by_document,
+        document_tokens=found.tokens_by_document,
+        document_bytes=found.bytes_by_document,
+    )
+    return file.getvalue()
+
+
+def decoding(run: Run) -> Decoding:
+    """What it costs to go on with half a context of held-out text for a quarter of one, at most 64 tokens."""
+    context = run.recipe.batch.context
+    prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
+    measured = measure_decoding(run.network.eval(), prompt.tolist(), max(1, min(64, context // 4)))
+    run.network.train()
+    return measured
 
 
 def as_record(found: Likelihood) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def evaluate(path: Path, documents: int | None) -> str:
         context=run.recipe.batch.context,
         rows=config.rows,
         documents=documents,
+        split=config.split,
     )
     return f"step {run.progress.step:,} of {run.steps:,}: {in_words(as_record(found))}"
 

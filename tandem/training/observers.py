@@ -24,7 +24,7 @@ from tandem.training.folder import RunFolder
 
 Record = dict[str, Any]
 
-CLOCK_KEYS = frozenset({"seconds", "tokens_per_second", "memory_bytes"})
+CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "memory_bytes"})
 """Keys of what is read off the clock or the machine; all else is equal, bit for bit, when a run is repeated."""
 
 
