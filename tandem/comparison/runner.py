@@ -37,7 +37,7 @@ from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
 from tandem.recipe import UserError
 from tandem.training.display import clock
-from tandem.training.folder import LOCK, RunFolder, lock, replace_file
+from tandem.training.folder import LOCK, MAY_DIFFER, RunFolder, lock, replace_file
 from tandem.training.health import NotFinite, Stopped, StopRequest
 
 PAUSE = 0.2
@@ -215,7 +215,8 @@ class Training:
         self.error_file = folder.processes / f"{job.name}.error.json"
         recipe = folder.processes / f"{job.name}.yaml"
         replace_file(recipe, folder.study.recipe(job).to_yaml().encode())
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(tandem.__file__).parents[1]), *sys.path])}
+        code = [str(Path(tandem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # this one, installed or not
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, code))}
         if processes > 1:
             environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
         self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115
@@ -336,19 +337,25 @@ def status(study: Study, path: Path) -> str:
 
 def _require_same_study(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
     """More arms, seeds, rates or targets only add runs. Raises: UserError naming everything else that differs."""
-    held, wanted = ({**study, **study.pop("arms")} for study in (there, asked))
-    lines = []
+
+    def entries(study: dict[str, Any]) -> dict[str, Any]:
+        return {key: study[key] for key in study if key != "arms"} | {
+            f"arms.{a}": study["arms"][a] for a in study["arms"]
+        }
+
+    held, wanted, lines = entries(there), entries(asked), []
     for key, value in held.items():
-        new = wanted.get(key, "absent")
-        if isinstance(value, dict) and isinstance(new, dict):
-            parts = [part for part in value | new if value.get(part) != new.get(part)]
+        new = wanted.get(key)
+        if new is None and key.startswith("arms."):
+            lines.append(f"  {key}: an arm there, absent asked")
+        elif isinstance(value, dict) and isinstance(new, dict):
             lines += [
                 f"  {key}.{part}: {value.get(part, 'absent')} there, {new.get(part, 'absent')} asked"
-                for part in parts
-                if not part.startswith("checkpoint.")
+                for part in value | new
+                if value.get(part) != new.get(part) and not part.startswith(MAY_DIFFER)
             ]
-        elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new)):
-            lines.append(f"  {key}: {value if not isinstance(value, dict) else 'an arm'} there, {new} asked")
+        elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new or [])):
+            lines.append(f"  {key}: {value} there, {new} asked")
     if lines:
         reason = "holds another study, to which only arms, seeds, rates and targets may be added; "
         raise UserError("\n".join([f"{path}: {reason}use another --studies folder. It differs in", *lines]))
