@@ -35,6 +35,7 @@ import tandem
 from tandem.comparison.report import table, write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
+from tandem.corpus.prepare import locked
 from tandem.recipe import UserError
 from tandem.training.display import clock
 from tandem.training.folder import LOCK, MAY_DIFFER, RunFolder, lock, replace_file
@@ -70,14 +71,19 @@ class StudyFolder:
     def open(self) -> None:
         """Makes the folder, or finds this study in it. Raises: UserError where it holds another one."""
         file, asked = self.path / "study.yaml", self.study.to_yaml()
-        if file.exists():
-            _require_same_study(self.path, yaml.safe_load(file.read_text("utf-8")), yaml.safe_load(asked))
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             self.processes.mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be the folder of a study ({error.strerror})") from None
-        replace_file(file, asked.encode())
+        with self._alone():
+            if file.exists():
+                _require_same_study(self.path, yaml.safe_load(file.read_text("utf-8")), yaml.safe_load(asked))
+            replace_file(file, asked.encode())
+
+    def _alone(self):
+        """While this is held no other command writes what belongs to all runs."""
+        return locked(self.processes / "study.lock")
 
     def finished(self, job: Job) -> bool:
         return (self.runs / job.name / "result.json").exists()
@@ -122,8 +128,9 @@ class StudyFolder:
         """Writes what is finished in all forms; returns the path of the report."""
         results = self.results()
         lines = (json.dumps(result.as_numbers()) + "\n" for result in results)
-        replace_file(self.path / "results.jsonl", "".join(lines).encode())
-        return write_report(self.study, results, self.path)
+        with self._alone():
+            replace_file(self.path / "results.jsonl", "".join(lines).encode())
+            return write_report(self.study, results, self.path)
 
     def missing(self) -> list[str]:
         """Why what is not finished is not, a line each."""
