@@ -1,8 +1,8 @@
 """The command `tandem`: every sub-command is a few lines around a function of the library.
 
 What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
-(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own; Ctrl-C ends
-with 130; whatever else is raised is a bug and shows itself in full.
+(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own (3: the loss is
+not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself in full.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class _Group(TyperGroup):
             if not isinstance(error, UserError):
                 raise
             print(error, file=sys.stderr)
-            sys.exit(2)
+            sys.exit(error.exit_code)
 
 
 main = typer.Typer(
@@ -106,7 +106,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/demo.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
 @main.command("prepare")
@@ -150,6 +150,36 @@ def train(
     name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
     try:
         pretrain(loaded, runs / name)
+    except Stopped as stopped:
+        print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + stopped.signal_number)
+
+
+@main.command()
+def compare(
+    study: Annotated[str, typer.Argument(help="Name or path of a study.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE of the study, or of all its recipes.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
+    studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
+    list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
+) -> None:
+    """Train the arms of a study and compare them: the same command again goes on, or shows the result.
+
+    Typed several times, on one machine or on many that share the folder, the commands share the runs.
+    """
+    _fill()
+    from tandem.comparison import runner
+    from tandem.comparison.study import load_study
+    from tandem.training.health import Stopped
+
+    loaded = load_study(study, overrides or [])
+    if list_only:
+        print(runner.status(loaded, studies / loaded.name))
+        return
+    try:
+        runner.compare(loaded, studies / loaded.name, processes)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)

@@ -4,23 +4,28 @@ Every part is done once and found again: the prepared corpus, the plan, the chec
 goes on where it was interrupted, and on a finished run shows the result at once.
 """
 
+import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
+from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
-from tandem.corpus import Corpus, prepare
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.corpus import Corpus, Order, prepare
+from tandem.evaluation.likelihood import SUBSET, Likelihood, likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
+from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
 from tandem.training.display import Told, clock, progress_bar, scaled, spikes_in_words
@@ -117,7 +122,8 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, console: Console 
         judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
         if judged is None:
             with progress_bar("scoring held-out text", TaskProgressColumn(), console) as progress:
-                judged = {"kind": "likelihood", "step": run.steps, **judge(run, None, progress)}
+                found, judged = judge(run, run.steps, None, progress)
+            replace_file(folder.path / DOCUMENTS, by_document(found))  # first, for the record says that it is done
             log.write(judged, in_words(judged))
         texts = next((r for r in folder.records("texts") if r["step"] == run.steps), {"seconds": 0.0, "texts": {}})
         if texts["texts"].keys() != recipe.evaluation.texts.keys():
@@ -129,13 +135,15 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, console: Console 
         "tokens": run.steps * run.tokens_per_step,
         "flops": run.steps * run.flops_per_step,
         "training_seconds": run.progress.seconds,
-        "evaluation_seconds": judged["seconds"] + texts["seconds"],
+        "evaluation_seconds": texts["seconds"] + sum(record["seconds"] for record in folder.records("likelihood")),
         "spikes": run.progress.spikes,
         "skipped": run.progress.skipped,
         "planned_seconds": plan["step_seconds"] * run.steps,
+        "parameters": run.cost.parameters,
         "likelihood": judged,
         "texts": texts["texts"],
         "samples": samples(run),
+        "decoding": asdict(decoding(run)),
     }
 
 
@@ -144,12 +152,12 @@ class Evaluations:
 
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.config = run, log, run.recipe.evaluation
-        self.every = self.config.every
+        self.every = self.config.every or (self.config.points and -(-run.steps // self.config.points))
 
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is judged on all documents
-            judged = judge(self.run, self.config.documents)
-            self.log.write({"kind": "likelihood", "step": step.step, **judged}, in_words(judged))
+            _, judged = judge(self.run, step.step, self.config.documents)
+            self.log.write(judged, in_words(judged))
 
     def close(self) -> None:
         pass
@@ -170,8 +178,10 @@ class Samples:
         pass
 
 
-def judge(run: Run, documents: int | None, progress: Told = lambda done, total: None) -> dict[str, Any]:
-    """Likelihood of held-out documents, as a record."""
+def judge(
+    run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None
+) -> tuple[Likelihood, dict[str, Any]]:
+    """Likelihood of held-out documents after `step` steps, and the record of it."""
     network, config = run.network.eval(), run.recipe.evaluation
     began = time.perf_counter()
     with torch.no_grad():
@@ -181,10 +191,34 @@ def judge(run: Run, documents: int | None, progress: Told = lambda done, total: 
             context=run.recipe.batch.context,
             rows=config.rows,
             documents=documents,
+            split=config.split,
             progress=progress,
         )
     run.network.train()
-    return {**as_record(found), "seconds": time.perf_counter() - began}
+    clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
+    return found, {"kind": "likelihood", "step": step, **as_record(found), **clocks}
+
+
+def by_document(found: Likelihood) -> bytes:
+    """The arrays of a Result as a file."""
+    file = io.BytesIO()
+    np.savez(
+        file,
+        documents=found.order,
+        nats=found.nats_by_document,
+        document_tokens=found.tokens_by_document,
+        document_bytes=found.bytes_by_document,
+    )
+    return file.getvalue()
+
+
+def decoding(run: Run) -> Decoding:
+    """What it costs to go on with half a context of held-out text for a quarter of one, at most 64 tokens."""
+    context = run.recipe.batch.context
+    prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
+    measured = measure_decoding(run.network.eval(), prompt.tolist(), max(1, min(64, context // 4)))
+    run.network.train()
+    return measured
 
 
 def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:

@@ -51,9 +51,14 @@ def prepared_texts(
 
 
 def scored(
-    run: Run, store: Store, name: str, documents: int | None = None, console: Console | None = None
+    run: Run,
+    store: Store,
+    name: str,
+    documents: int | None = None,
+    console: Console | None = None,
+    split: str = "all",
 ) -> Likelihood:
-    """Likelihood of a store under the run's network, under a progress bar."""
+    """Likelihood of a store under the run's network, under a progress bar; see evaluation/likelihood.py."""
     with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
         return likelihood(
             run.network.eval(),
@@ -61,5 +66,6 @@ def scored(
             context=run.recipe.batch.context,
             rows=run.recipe.evaluation.rows,
             documents=documents,
+            split=split,
             progress=progress,
         )

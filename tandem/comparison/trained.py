@@ -46,10 +46,11 @@ def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), conso
     """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
     run = open_trained(path)
     stores = text_stores(run.recipe, run.corpus, console) | given_stores(run.recipe, run.corpus, given, console)
-    lines = [f"step {run.progress.step:,} of {run.steps:,}: "]
-    for name, store in {"held-out text": run.corpus.validation, **stores}.items():
-        lines.append(in_words(as_record(scored(run, store, name, documents, console)), name))
-    return "\n".join([lines[0] + lines[1], *lines[2:]])
+    split = run.recipe.evaluation.split
+    found = {"held-out text": scored(run, run.corpus.validation, "held-out text", documents, console, split)}
+    found |= {name: scored(run, store, name, documents, console) for name, store in stores.items()}
+    words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
+    return f"step {run.progress.step:,} of {run.steps:,}: {words}"
 
 
 def probe(path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None) -> None:

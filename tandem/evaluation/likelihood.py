@@ -13,6 +13,7 @@ autocast or not; sums are float64 and by document, so that two methods can be co
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from tandem.recipe import Settings, register
 
 SUBSET = 0
 """Key of the order of documents from which a part is taken."""
+SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
+"""Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
 
 
 @register("evaluation")
@@ -32,7 +35,11 @@ class Evaluation:
 
     class Config(Settings):
         every: int | None = Field(None, ge=1)
-        """Steps between evaluations; null: only at the end."""
+        """Steps between evaluations; null: as `points` says."""
+        points: int | None = Field(None, ge=1)
+        """Evaluations in a run, evenly spaced, the end included; null: only at the end, unless `every` is given."""
+        split: Literal["all", "comparison", "tuning"] = "all"
+        """Held-out documents that count: all, or one of two halves, of which no document is in both."""
         documents: int | None = Field(50, ge=1)
         """Documents scored on the way; null: all, as always at the end."""
         rows: int = Field(16, ge=1)
@@ -88,6 +95,7 @@ def likelihood(
     context: int,
     rows: int,
     documents: int | None = None,
+    split: str = "all",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
     """Scores documents of `store` with `network`, where its weights are.
@@ -97,9 +105,11 @@ def likelihood(
         rows: rows scored at a time.
         documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
             seed, and part of every larger part. (The first of the store would be those of one source.)
+        split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
         progress: called with tokens scored so far and tokens in all.
     """
-    order = np.arange(len(store)) if documents is None else Order(store, SUBSET).epoch(0).documents[:documents]
+    shuffled = Order(store, SUBSET).epoch(0).documents[SPLITS[split]]
+    order = np.sort(shuffled) if documents is None else shuffled[:documents]
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)

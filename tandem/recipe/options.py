@@ -12,6 +12,9 @@ from pydantic.fields import FieldInfo
 from tandem.recipe.document import DEFAULT, DERIVED, Node, Origin, Problems, shown
 from tandem.recipe.settings import SECTIONS, Settings, describe, did_you_mean, part_of, registered, settings_in
 
+RECIPE = "a recipe"
+"""The name of what has no section: a recipe's own options. Others may be read without a section, too."""
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -78,7 +81,7 @@ def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Nod
         if inner is None and below and error["type"] == "extra_forbidden":
             owner = settings_in(field.annotation)
             takes = [*owner.model_fields] if owner else []
-            takes = takes if kind else ["extends", *takes, *filter(registered, SECTIONS)]
+            takes = takes if kind or name != RECIPE else ["extends", *takes, *filter(registered, SECTIONS)]
             reason = f"no such key; {_meant(part, kind, name, key, takes)}"
             reason += f"{name if key == kind else key} takes {', '.join(takes)}"
             return below.origin, f"{join(key, part)} = {shown(below.plain())}: {reason}"
@@ -98,7 +101,7 @@ def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Nod
 
 def _meant(unknown: str, kind: str, name: str, key: str, takes: list[str]) -> str:
     """Where an unknown key belongs: in another choice, in another section, or here with another spelling."""
-    for other in SECTIONS:
+    for other in SECTIONS if kind or name == RECIPE else ():
         for choice, cls in registered(other).items():
             if unknown in cls.Config.model_fields:
                 elsewhere = other == kind and choice != name

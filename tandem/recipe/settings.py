@@ -17,7 +17,9 @@ SECTIONS = (  # in the order in which a recipe is written
 
 
 class UserError(ValueError):
-    """What a user can cause and cure. The command prints it without a traceback and exits with 2."""
+    """What a user can cause and cure. The command prints it without a traceback and exits with `exit_code`."""
+
+    exit_code = 2
 
 
 class Settings(BaseModel):

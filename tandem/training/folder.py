@@ -32,6 +32,7 @@ import tandem
 from tandem.recipe import UserError
 from tandem.training.checkpoint import write_durably
 
+LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.",)
 """Keys that say where a process stops and what it leaves, not what the run is."""
 
@@ -68,11 +69,15 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder._lock = open(path / ".lock", "a+")  # noqa: SIM115
+            folder._lock = lock(path / LOCK)
         except OSError as error:
             raise UserError(f"{path}: cannot be the folder of a run ({error.strerror})") from None
+        if folder._lock is None:
+            raise UserError(
+                f"{path}: process {(path / LOCK).read_text()} is training this run; "
+                "wait for it, or give this run another name"
+            )
         try:
-            folder._claim()
             if folder.recipe.exists():
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
             replace_file(folder.recipe, recipe.encode())
@@ -82,20 +87,6 @@ class RunFolder:
             folder.close()
             raise
         return folder
-
-    def _claim(self) -> None:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            raise UserError(
-                f"{self.path}: process {self._lock.read()} is training this run; "
-                "wait for it, or give this run another name"
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
 
     def close(self) -> None:
         """Lets go of the lock."""
@@ -130,6 +121,23 @@ class RunFolder:
             except ValueError:
                 raise UserError(f"{self.metrics}:{number}: not JSON; delete this line to use the others") from None
             yield line, record
+
+
+def lock(path: Path) -> TextIO | None:
+    """The file at `path`, locked until it is closed or the process ends; None where another process has it.
+
+    It holds the number of the process that locked it last.
+    """
+    file = open(path, "a+")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def environment() -> dict[str, Any]:

@@ -16,6 +16,8 @@ from tandem.recipe import UserError
 class NotFinite(UserError):
     """A loss or gradient that is not a number; nothing was updated."""
 
+    exit_code = 3  # whoever tries learning rates can tell a rate that is too high from a mistake
+
 
 class Stopped(Exception):
     """The run was asked to stop and has saved itself."""

@@ -19,7 +19,7 @@ from tandem.training.display import Display
 from tandem.training.folder import RunFolder
 from tandem.training.sinks import JsonLines, Record, Sink, TensorBoard, WandB
 
-CLOCK_KEYS = frozenset({"seconds", "tokens_per_second", "memory_bytes"})
+CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "memory_bytes"})
 """Keys of what is read off the clock or the machine; all else is equal, bit for bit, when a run is repeated."""
 
 
