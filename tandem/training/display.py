@@ -76,12 +76,12 @@ class Display:
 @contextlib.contextmanager
 def progress_bar(title: str, count: ProgressColumn, console: Console | None = None) -> Iterator[Told]:
     """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
-    console = console or get_console()
-    if not console.is_terminal:  # a Progress leaves an empty line there
+    terminal = console or get_console()
+    if not terminal.is_terminal:  # a Progress leaves an empty line there
         yield lambda done, total: None
         return
     columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(done: int, total: int | None) -> None:
