@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich import get_console
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -75,8 +76,12 @@ class Display:
 @contextlib.contextmanager
 def progress_bar(title: str, count: ProgressColumn, console: Console | None = None) -> Iterator[Told]:
     """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
+    terminal = console or get_console()
+    if not terminal.is_terminal:  # a Progress leaves an empty line there
+        yield lambda done, total: None
+        return
     columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(done: int, total: int | None) -> None:

@@ -50,15 +50,15 @@ class Muon(AdamW):
 
     def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
-        matrices, rest = _matrices(network), []
-        for group in groups_by_decay(network, c.weight_decay):
-            rest.append(group | {"params": [p for p in group["params"] if not any(p is m for m, _ in matrices)]})
         stacked: dict[tuple[int, ...], list[Tensor]] = {}
-        for parameter, parts in matrices:
+        for parameter, parts in _matrices(network):
             stacked.setdefault(parts, []).append(parameter)
         own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "nesterov": c.nesterov}
-        hidden = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
-        groups = [*hidden, *(group for group in rest if group["params"])]
+        groups = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
+        hidden = {id(parameter) for parameters in stacked.values() for parameter in parameters}
+        for group in groups_by_decay(network, c.weight_decay):
+            if rest := [p for p in group["params"] if id(p) not in hidden]:
+                groups.append(group | {"params": rest})
         return MuonAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
 

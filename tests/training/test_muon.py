@@ -9,9 +9,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
 from tandem.nn.init import Linear, roles
+from tandem.recipe import load
+from tandem.training import checkpoint
+from tandem.training.loop import take_step
 from tandem.training.muon import HIDDEN, Muon, orthogonalised
+from tandem.training.progress import Progress
+from tandem.training.run import Run
 
 RATE = 0.01
 
@@ -127,18 +133,26 @@ def test_experts_are_moved_each_for_itself():
     assert torch.equal(stack.weight, torch.stack([expert.weight for expert in alone]))
 
 
-def test_its_state_goes_on_bit_for_bit(tmp_path):
-    whole, cut, again = decoder(), decoder(), decoder()
-    optimiser = Muon(Muon.Config(), whole)
-    take(optimiser, whole, 4)
-    first = Muon(Muon.Config(), cut)
-    take(first, cut, 2)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    again.load_state_dict(cut.state_dict())
-    second = Muon(Muon.Config(), again)
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    take(second, again, 2, first=2)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path, small_corpus):
+    def steps(first, last, run):
+        for step in range(first, last):
+            take_step(run, step)
+        return run
+
+    size = ["network.depth=1", "network.width=16", "batch.rows=2", "batch.context=16", "training.compile=false"]
+    recipe = load("decoder/tiny", [*size, *small_corpus, "optimiser.name=muon"])
+    whole, cut, again = (Run(recipe, prepare(recipe.corpus)) for _ in range(3))
+    steps(0, 4, whole)
+    steps(0, 2, cut)
+    kept = checkpoint.save(tmp_path, 2, cut.network, cut.optimiser, vars(cut.progress), keep=1)
+    again.progress = Progress(**checkpoint.restore(kept, again.network, again.optimiser))
+    steps(2, 4, again)
+    assert all(torch.equal(a, b) for a, b in zip(whole.network.parameters(), again.network.parameters(), strict=True))
+    assert again.progress == whole.progress
+    mine, theirs = (run.optimiser.state_dict() for run in (again, whole))
+    assert mine["param_groups"] == theirs["param_groups"]
+    for index, state in theirs["state"].items():
+        assert all(torch.equal(value, mine["state"][index][key]) for key, value in state.items())
 
 
 def sharded(rank, file, expected):

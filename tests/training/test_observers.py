@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import TaskProgressColumn
 
 from tandem.recipe import UserError
-from tandem.training.display import Display, Smoothed, clock, scaled, short
+from tandem.training.display import Display, Smoothed, clock, progress_bar, scaled, short
 from tandem.training.folder import RunFolder
 from tandem.training.observers import CLOCK_KEYS, Log, Step
 from tandem.training.sinks import JsonLines
@@ -242,6 +243,16 @@ def test_on_a_terminal_of_any_width_the_whole_line_stands_below_the_bar(width):
     bar, *below = frame.splitlines()
     assert "━" in bar and "step" not in bar
     assert " ".join(" ".join(below).split()) == " ".join(display.waiting.split())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_is_shown_on_a_terminal_and_nothing_elsewhere(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+    with progress_bar("scoring books", TaskProgressColumn(), console) as progress:
+        progress(3, 4)
+    shown = out.getvalue()
+    assert ("scoring books" in shown and "75%" in shown) if terminal else shown == ""
 
 
 def test_smoothing_starts_unbiased_and_follows():
