@@ -171,12 +171,13 @@ def compare(
     """
     _fill()
     from tandem.comparison import runner
+    from tandem.comparison.folder import StudyFolder
     from tandem.comparison.study import load_study
     from tandem.training.health import Stopped
 
     loaded = load_study(study, overrides or [])
     if list_only:
-        print(runner.status(loaded, studies / loaded.name))
+        print(StudyFolder(loaded, studies / loaded.name).status())
         return
     try:
         runner.compare(loaded, studies / loaded.name, processes)
