@@ -81,6 +81,10 @@ def show(
         print(overview())
     elif what == "mask":
         print(_masks(*(more or [])))
+    elif what.startswith("studies/"):
+        from tandem.comparison.study import load_study
+
+        print(load_study(what, more or []).to_yaml(), end="")
     else:
         print(explain(what, more or []))
 

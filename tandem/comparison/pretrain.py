@@ -75,7 +75,8 @@ def plan(recipe: Recipe, console: Console | None = None) -> str:
 def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     """The corpus of a recipe, under a progress bar where it has to be prepared first."""
     columns = TextColumn("preparing text"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    terminal = console or Console()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         task = bar.add_task("text", total=None, visible=False)
         corpus = prepare(recipe.corpus, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
     return corpus
