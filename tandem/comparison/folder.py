@@ -24,7 +24,7 @@ from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
 from tandem.corpus.prepare import locked
 from tandem.recipe import UserError
-from tandem.training.display import clock
+from tandem.training.display import clock, scaled
 from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
 from tandem.training.run import Run
 
@@ -172,7 +172,7 @@ class StudyFolder:
         later = [arm for arm in self.study.layers if arm not in chosen]
         rows += [(f"{arm}-lr...-seed{seed}", "missing, waits for trials") for seed in self.study.seeds for arm in later]
         missing, left = self.size - self.done, self.seconds_left({})
-        cost = f"{missing} of {self.size} runs, {self.study.budget} each"
+        cost = f"{missing} of {self.size} runs, {scaled(self.study.budget.amount)} {self.study.budget.unit} each"
         if missing and self.study.budget.unit not in ("flops", "seconds"):
             cost += f" ({', '.join(f'{arm} {self._price(arm)}' for arm in self.study.layers)})"
         rows.append(("missing", cost + (f", about {clock(left)} one after another" if left else "")))
