@@ -81,6 +81,10 @@ def show(
         print(overview())
     elif what == "mask":
         print(_masks(*(more or [])))
+    elif what.startswith("studies/"):
+        from tandem.comparison.study import load_study
+
+        print(load_study(what, more or []).to_yaml(), end="")
     else:
         print(explain(what, more or []))
 
@@ -171,12 +175,13 @@ def compare(
     """
     _fill()
     from tandem.comparison import runner
+    from tandem.comparison.folder import StudyFolder
     from tandem.comparison.study import load_study
     from tandem.training.health import Stopped
 
     loaded = load_study(study, overrides or [])
     if list_only:
-        print(runner.status(loaded, studies / loaded.name))
+        print(StudyFolder(loaded, studies / loaded.name).status())
         return
     try:
         runner.compare(loaded, studies / loaded.name, processes)

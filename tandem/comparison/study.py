@@ -132,7 +132,7 @@ class Study:
     level = property(lambda self: self.keys.level)
     targets = property(lambda self: self.keys.targets)
 
-    @property
+    @functools.cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
         """By arm, in order: dotted key -> value of what is not the same in all of them."""
         every = self._values_by_arm()
@@ -140,7 +140,7 @@ class Study:
         same = {key for key in keys if len({shown(values.get(key, "absent")) for values in every.values()}) == 1}
         return {arm: {k: values[k] for k in keys if k in values and k not in same} for arm, values in every.items()}
 
-    @property
+    @functools.cached_property
     def texts(self) -> list[str]:
         """Names of the training texts, without what only this machine knows of where they lie."""
         texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")

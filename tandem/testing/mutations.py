@@ -212,6 +212,22 @@ MUTATIONS = [
          "np.zeros(len(order)), np.zeros", "np.zeros(len(order), np.float32), np.zeros"),
         ("bits without ln 2", LIKELIHOOD,
          "self.nats / math.log(2)", "self.nats"),
+        ("a rate is chosen by the documents it is compared on", LIKELIHOOD,
+         "slice(1, None, 2)", "slice(0, None, 2)"),
+    ),
+    *_mutations(
+        "comparison/study.py",
+        ("arms may read different texts", "tests/comparison/test_study.py",
+         "if recipe.value(key) != one.value(key)", "if False"),
+        ("trials use the seeds of the comparison", "tests/comparison/test_study.py",
+         "Job(arm, self.keys.tuning_seed, rate, True)", "Job(arm, self.seeds[0], rate, True)"),
+        ("trials are not paid for", "tests/comparison/test_study.py",
+         "(len(keys.seeds) + len(keys.rates))", "len(keys.seeds)"),
+    ),
+    *_mutations(
+        "comparison/folder.py",
+        ("seeds may be taken out again", "tests/comparison/test_study.py",
+         "set(value) <= set(new or [])", "True"),
     ),
     *_mutations(
         "comparison/texts.py",

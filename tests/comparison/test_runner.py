@@ -13,7 +13,7 @@ from tiny import STUDY, read, write
 from typer.testing import CliRunner
 
 from tandem.cli import main
-from tandem.comparison.runner import StudyFolder
+from tandem.comparison.folder import StudyFolder
 from tandem.training.observers import CLOCK_KEYS
 
 CLOCKS = {*CLOCK_KEYS, "evaluation_seconds", "prefill_seconds", "tokens_per_second"}
@@ -58,7 +58,7 @@ def whole(tmp_path_factory, small_corpus):
     """The study, finished without interruption by two processes at a time."""
     folder = tmp_path_factory.mktemp("whole")
     out = finish(start(write(folder, small_corpus, TRIED), folder, "--processes", "2"))
-    assert "6 of 6 runs" in out and "report" in out
+    assert "run 6 of 6" in out and "report" in out
     return folder / "tiny"
 
 

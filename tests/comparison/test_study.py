@@ -3,7 +3,7 @@
 import pytest
 from tiny import STUDY, read, write
 
-from tandem.comparison.runner import StudyFolder
+from tandem.comparison.folder import StudyFolder
 from tandem.comparison.study import load_study
 from tandem.recipe import UserError, recipes
 
