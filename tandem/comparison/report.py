@@ -94,9 +94,9 @@ def _likelihood(summary: Summary) -> str:
         return ""
     confidence = f"{100 * (1 - summary.study.level):g} %"
     note = (
-        f"Lower is better; ± is the standard deviation between seeds, the interval of the mean Student's. "
-        f"Differences to {summary.study.baseline} are paired. Intervals hold {confidence}, each for itself, "
-        "p is corrected by Holm over the arms."
+        "Lower is better; ± is the standard deviation between seeds, the interval of the mean Student's. "
+        f"Differences to {summary.study.baseline} are paired; p is Holm's over the arms. "
+        f"Every interval has a confidence of {confidence} by itself."
     )
     if any(difference.seeds == 1 for difference in summary.judgement.to_baseline.values()):
         note += f"{ONE_SEED} One seed: the interval of these two networks, over documents alone."

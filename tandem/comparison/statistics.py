@@ -81,7 +81,7 @@ class Difference:
     @property
     def is_testable(self) -> bool:
         """Whether it says anything about the methods: at least two seeds and documents, and finite likelihoods."""
-        return self.seeds > 1 and math.isfinite(self.seed_variance + self.document_variance)
+        return math.isfinite(self.seed_variance + self.document_variance)
 
     @property
     def _scales(self) -> tuple[tuple[float, int], ...]:
