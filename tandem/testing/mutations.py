@@ -280,8 +280,8 @@ MUTATIONS = [
     ),
     *_mutations(
         "comparison/report.py",
-        ("a cell is read as HTML", "tests/comparison/test_report.py",
-         "<td>{escape(cell)}</td>", "<td>{cell}</td>"),
+        ("a sample is read as HTML", "tests/comparison/test_report.py",
+         "…{escape(text)}</p>", "…{text}</p>"),
         ("folders of this machine are shown", "tests/comparison/test_report.py",
          'rpartition("/")[2] if', 'strip("\\t") if'),
     ),
