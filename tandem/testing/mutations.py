@@ -66,6 +66,7 @@ LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 GENERATE = "tests/generation/test_generate.py"
 CACHE = "tests/nn/test_cache.py"
 VIEWS = "tests/corpus/test_views.py"
+STATISTICS = "tests/comparison/test_statistics.py"
 
 # fmt: off
 MUTATIONS = [
@@ -299,6 +300,30 @@ MUTATIONS = [
          "DECAYED - {\"embedding\", \"head\"}", "DECAYED - {\"head\"}"),
         ("q, k and v are one matrix", "tests/training/test_muon.py",
          "whole.split(group[\"parts\"], dim=-2)", "(whole,)"),
+    ),
+    *_mutations(
+        "comparison/statistics.py",
+        ("arms are paired with other seeds", STATISTICS,
+         "for seed in shared]) for arm", "for seed in shared[:: 1 if arm == pair[0] else -1]]) for arm"),
+        ("seeds: n instead of n - 1", STATISTICS,
+         "by_seed.var(ddof=1)", "by_seed.var()"),
+        ("a sample: n instead of n - 1", STATISTICS,
+         "np.std(values, ddof=1)", "np.std(values)"),
+        ("documents do not vary", STATISTICS,
+         "document_variance -= min(both, seed_variance, document_variance)", "document_variance = 0.0"),
+        ("one seed does for a winner", STATISTICS,
+         "math.nan, float(square.sum())", "0.0, float(square.sum())"),
+        ("Holm left out", STATISTICS,
+         "len(values) - np.arange(len(values))", "np.ones(len(values))"),
+        ("a winner before all runs are there", STATISTICS,
+         "if told and not missing", "if told"),
+    ),
+    *_mutations(
+        "comparison/report.py",
+        ("a sample is read as HTML", "tests/comparison/test_report.py",
+         "…{escape(text)}</p>", "…{text}</p>"),
+        ("folders of this machine are shown", "tests/comparison/test_report.py",
+         'rpartition("/")[2] if', 'strip("\\t") if'),
     ),
 ]
 # fmt: on
