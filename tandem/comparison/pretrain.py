@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.corpus import Corpus, prepare
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.evaluation.likelihood import Likelihood, joined, likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.recipe import Recipe
@@ -26,6 +26,7 @@ from tandem.training.display import clock, scaled
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
+from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import page
 from tandem.training.run import Progress as RunProgress
 from tandem.training.run import Run
@@ -33,25 +34,33 @@ from tandem.training.run import Run
 Say = Callable[[str], object]
 
 
-def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict[str, Any]:
+def pretrain(recipe: Recipe, path: Path, console: Console | None = None, ranks: Ranks = ALONE) -> dict[str, Any] | None:
     """Trains `recipe` in the folder `path`, or goes on there, and judges it; returns the result, which is also there.
 
+    Of several processes the first alone writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
     terminal = console or Console(highlight=False)
 
     def say(text: str) -> None:
-        terminal.print(text, markup=False, soft_wrap=True)
+        if ranks.is_first:
+            terminal.print(text, markup=False, soft_wrap=True)
 
     # What can be refused is refused before a folder is made.
-    run = None if path.exists() else Run(recipe, prepared(recipe, console))
-    with RunFolder.start(path, recipe.to_yaml()) as folder:
+    run = None if ranks.first(path.exists) else built(recipe, None, console, ranks)
+    with ranks.together():
+        locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
+    with locked as folder:
         result_file = path / "result.json"
-        if not result_file.exists():
-            result = _trained_and_judged(go_on(folder, run or planned(folder, recipe, console)), folder, say)
-            if find_spec("matplotlib"):
-                plot_losses({path.name: folder.records()}, path / "loss.png")
-            replace_file(result_file, json.dumps(result, indent=1).encode())
+        if not ranks.first(result_file.exists):
+            run = go_on(folder, run or planned(folder, recipe, console, ranks))
+            result = _trained_and_judged(run, folder, say)
+            if ranks.is_first:
+                if find_spec("matplotlib"):
+                    plot_losses({path.name: folder.records()}, path / "loss.png")
+                replace_file(result_file, json.dumps(result, indent=1).encode())
+        if not ranks.is_first:
+            return None
         result = json.loads(result_file.read_text())
         for line in result_page(folder, result):
             say(line)
@@ -67,6 +76,13 @@ def plan(recipe: Recipe, console: Console | None = None) -> str:
     return "\n".join([*lines, "", *values])
 
 
+def built(recipe: Recipe, steps: int | None, console: Console | None, ranks: Ranks) -> Run:
+    """The run at step 0; its corpus is prepared by one process of each machine, while the others wait for a lock."""
+    with ranks.together():
+        corpus = prepared(recipe, console)
+    return Run(recipe, corpus, steps, ranks)
+
+
 def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     """The corpus of a recipe, under a progress bar where it has to be prepared first."""
     columns = TextColumn("preparing text"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
@@ -76,49 +92,49 @@ def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     return corpus
 
 
-def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None) -> Run:
+def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, as long as it was planned."""
     plan_file = folder.path / "plan.json"
-    steps = json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None
-    return Run(recipe, prepared(recipe, console), steps)
+    steps = ranks.first(lambda: json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None)
+    return built(recipe, steps, console, ranks)
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:
     """The run at the last checkpoint of the folder, if there is one."""
-    last = checkpoint.latest(folder.checkpoints)
+    last = run.ranks.first(lambda: checkpoint.latest(folder.checkpoints))
     if last is not None:
-        run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser))
+        run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser, run.ranks))
     return run
 
 
 def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]:
-    recipe, step = run.recipe, run.progress.step
+    recipe, step, ranks = run.recipe, run.progress.step, run.ranks
     plan_file = folder.path / "plan.json"
-    if not plan_file.exists():
+    if not ranks.first(plan_file.exists):
         speed = run.speed or run.measure()
         made = {"steps": run.steps, "page": page(run, speed), "step_seconds": speed.step_seconds}
-        replace_file(plan_file, json.dumps(made, indent=1).encode())
-    plan = json.loads(plan_file.read_text())
-    folder.truncate_metrics(step or None)
+        ranks.first(lambda: replace_file(plan_file, json.dumps(made, indent=1).encode()))
+    plan = ranks.first(lambda: json.loads(plan_file.read_text()))
+    ranks.first(lambda: folder.truncate_metrics(step or None))
     say(f"{'run':<11} {folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}")
     for title, text in plan["page"].items():
         say(f"{title:<11} {text}")
     keep = recipe.checkpoint
 
     def save() -> None:
-        progress = vars(run.progress)
-        checkpoint.save(
-            folder.checkpoints, run.progress.step, run.network, run.optimiser, progress, keep.keep, keep.milestones
-        )
+        at, progress = run.progress.step, vars(run.progress)
+        network, optimiser = run.network, run.optimiser
+        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)
 
-    with Log(recipe.log, folder, step) as log:
+    with Log(recipe.log, folder, step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
-        judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
-        if judged is None:
-            judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
-            log.write(judged, in_words(judged))
-    export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
+        of_the_end = ranks.first(lambda: [r for r in folder.records("likelihood") if r["step"] == run.steps])
+        judged = of_the_end[0] if of_the_end else {"kind": "likelihood", "step": run.steps, **judge(run, None)}
+        if not of_the_end:
+            ranks.first(lambda: log.write(judged, in_words(judged)))
+    network = run.whole_network()
+    ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
         "tokens": run.steps * run.tokens_per_step,
@@ -163,15 +179,20 @@ class Samples:
 
 
 def judge(run: Run, documents: int | None) -> dict[str, Any]:
-    """Likelihood of held-out documents, as a record."""
-    network, config = run.network.eval(), run.recipe.evaluation
+    """Likelihood of held-out documents, as a record; every process scores its share."""
+    network, config, ranks = run.whole_network().eval(), run.recipe.evaluation, run.ranks
     began = time.perf_counter()
     with torch.no_grad():
         found = likelihood(
-            network, run.corpus.validation, context=run.recipe.batch.context, rows=config.rows, documents=documents
+            network,
+            run.corpus.validation,
+            context=run.recipe.batch.context,
+            rows=config.rows,
+            documents=documents,
+            share=(ranks.rank, ranks.count),
         )
     run.network.train()
-    return {**as_record(found), "seconds": time.perf_counter() - began}
+    return {**as_record(joined(ranks.gather(found))), "seconds": time.perf_counter() - began}
 
 
 def as_record(found: Likelihood) -> dict[str, Any]:
@@ -197,7 +218,7 @@ def samples(run: Run) -> list[tuple[str, str]]:
     """(prompt, what follows) for the prompts of the recipe."""
     recipe, prompts = run.recipe, run.recipe.sampling.prompts
     sampler = recipe.choice("sampling")(recipe.sampling)
-    network = run.network.eval()
+    network = run.whole_network().eval()
     texts = generate_text(
         network, run.corpus.tokenizer, prompts, sampler=sampler, max_tokens=recipe.sampling.tokens, seed=recipe.seed
     )

@@ -11,8 +11,8 @@ autocast or not; sums are float64 and by document, so that two methods can be co
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ def likelihood(
     context: int,
     rows: int,
     documents: int | None = None,
+    share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
     """Scores documents of `store` with `network`, where its weights are.
@@ -95,10 +96,11 @@ def likelihood(
         rows: rows scored at a time.
         documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
             seed, and part of every larger part. (The first of the store would be those of one source.)
+        share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
     order = np.arange(len(store)) if documents is None else Order(store, SUBSET).epoch(0).documents[:documents]
-    order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
+    order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     place[order] = np.arange(len(order))
@@ -114,3 +116,15 @@ def likelihood(
         progress(done, int(tokens.sum()))
     assert done == tokens.sum(), "every token is scored once"
     return Likelihood(order, nats, tokens, size)
+
+
+def joined(parts: Sequence[Likelihood]) -> Likelihood:
+    """All parts of some documents, i of n in the order of i, as if they had been scored at once."""
+    whole = sum(part.documents for part in parts)
+    columns = []
+    for field in fields(Likelihood):
+        column = np.empty(whole, getattr(parts[0], field.name).dtype)
+        for i, part in enumerate(parts):
+            column[i :: len(parts)] = getattr(part, field.name)
+        columns.append(column)
+    return Likelihood(*columns)
