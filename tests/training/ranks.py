@@ -102,13 +102,17 @@ def _write_slowly() -> None:
 
 
 def _fill_disk(at: int) -> None:
-    """From the checkpoint of step `at` on this process finds no room for a file of any size."""
+    """From the checkpoint of step `at` on this process finds no room for it."""
     save = checkpoint.save
 
     def in_little_room(folder: Path, step: int, *rest):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         if step >= at:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        return save(folder, step, *rest)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            return save(folder, step, *rest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # the log of this test is a file, too
 
     checkpoint.save = in_little_room
 
