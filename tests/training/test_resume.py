@@ -18,7 +18,13 @@ from tandem.training.observers import CLOCK_KEYS
 
 KILLS = int(os.environ.get("TANDEM_KILLS", "3"))
 SIZE = ["network.depth=2", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
-SIZE += ["training.precision=float32", "training.parallel=fsdp", "sampling.tokens=2", "log.every=1"]
+SIZE += [
+    "training.compile=false",
+    "training.precision=float32",
+    "training.parallel=fsdp",
+    "sampling.tokens=2",
+    "log.every=1",
+]
 
 
 def start(folder, small_corpus, count=1, steps=60, every=3, damage=None, at=0, more=()):
