@@ -33,7 +33,8 @@ class _Group(TyperGroup):
 
             if not isinstance(error, UserError):
                 raise
-            print(error, file=sys.stderr)
+            if not error.is_told_elsewhere:
+                print(error, file=sys.stderr)
             sys.exit(error.exit_code)
 
 
@@ -144,19 +145,27 @@ def train(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Train a recipe, or go on with it: the same command again continues an interrupted run."""
+    """Train a recipe, or go on with it: the same command again continues an interrupted run.
+
+    \b
+    torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
+    """
     _fill()
     from tandem.comparison.pretrain import pretrain
     from tandem.recipe import load
     from tandem.training.health import Stopped
+    from tandem.training.parallel import joined
 
-    loaded = load(recipe, overrides or [])
-    name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
-    try:
-        pretrain(loaded, runs / name)
-    except Stopped as stopped:
-        print(f"{stopped}; the same command goes on from there", file=sys.stderr)
-        sys.exit(128 + stopped.signal_number)
+    with joined() as ranks:
+        with ranks.together():
+            loaded = load(recipe, overrides or [])
+        name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+        try:
+            pretrain(loaded, runs / name, ranks=ranks)
+        except Stopped as stopped:
+            if ranks.is_first:
+                print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+            sys.exit(128 + stopped.signal_number)
 
 
 @main.command()

@@ -9,12 +9,12 @@ They are read with the run's tokenizer into stores of their own, once, beside th
 from collections.abc import Iterable, Mapping
 
 from rich.console import Console
-from rich.progress import DownloadColumn, TaskProgressColumn
+from rich.progress import DownloadColumn
 
 from tandem.corpus import Corpus, Store, prepare_texts
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.evaluation.likelihood import Likelihood, joined, likelihood
 from tandem.recipe import Recipe, UserError
-from tandem.training.display import progress_bar
+from tandem.training.display import Told, progress_bar
 from tandem.training.run import Run
 
 
@@ -53,19 +53,21 @@ def prepared_texts(
 def scored(
     run: Run,
     store: Store,
-    name: str,
     documents: int | None = None,
-    console: Console | None = None,
     split: str = "all",
+    progress: Told = lambda done, total: None,
 ) -> Likelihood:
-    """Likelihood of a store under the run's network, under a progress bar; see evaluation/likelihood.py."""
-    with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
-        return likelihood(
-            run.network.eval(),
-            store,
-            context=run.recipe.batch.context,
-            rows=run.recipe.evaluation.rows,
-            documents=documents,
-            split=split,
-            progress=progress,
-        )
+    """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share."""
+    ranks, recipe = run.ranks, run.recipe
+    found = likelihood(
+        run.whole_network().eval(),
+        store,
+        context=recipe.batch.context,
+        rows=recipe.evaluation.rows,
+        documents=documents,
+        split=split,
+        share=(ranks.rank, ranks.count),
+        progress=progress,
+    )
+    run.network.train()
+    return joined(ranks.gather(found))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import TaskProgressColumn
 from rich.table import Table
 
 from tandem.comparison.pretrain import as_record, go_on, in_words, planned
@@ -22,6 +23,7 @@ from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import UserError, configure, did_you_mean, load, registered
 from tandem.training import checkpoint
+from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.run import Run
 
@@ -46,9 +48,11 @@ def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), conso
     """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
     run = open_trained(path)
     stores = text_stores(run.recipe, run.corpus, console) | given_stores(run.recipe, run.corpus, given, console)
-    split = run.recipe.evaluation.split
-    found = {"held-out text": scored(run, run.corpus.validation, "held-out text", documents, console, split)}
-    found |= {name: scored(run, store, name, documents, console) for name, store in stores.items()}
+    found = {}
+    for name, store in {"held-out text": run.corpus.validation, **stores}.items():
+        split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
+        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+            found[name] = scored(run, store, documents, split, progress)
     words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {words}"
 

@@ -11,8 +11,8 @@ autocast or not; sums are float64 and by document, so that two methods can be co
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -96,6 +96,7 @@ def likelihood(
     rows: int,
     documents: int | None = None,
     split: str = "all",
+    share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
     """Scores documents of `store` with `network`, where its weights are.
@@ -106,11 +107,12 @@ def likelihood(
         documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
             seed, and part of every larger part. (The first of the store would be those of one source.)
         split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
+        share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
     shuffled = Order(store, SUBSET).epoch(0).documents[SPLITS[split]]
     order = np.sort(shuffled) if documents is None else shuffled[:documents]
-    order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
+    order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     place[order] = np.arange(len(order))
@@ -126,3 +128,15 @@ def likelihood(
         progress(done, int(tokens.sum()))
     assert done == tokens.sum(), "every token is scored once"
     return Likelihood(order, nats, tokens, size)
+
+
+def joined(parts: Sequence[Likelihood]) -> Likelihood:
+    """All parts of some documents, i of n in the order of i, as if they had been scored at once."""
+    whole = sum(part.documents for part in parts)
+    columns = []
+    for field in fields(Likelihood):
+        column = np.empty(whole, getattr(parts[0], field.name).dtype)
+        for i, part in enumerate(parts):
+            column[i :: len(parts)] = getattr(part, field.name)
+        columns.append(column)
+    return Likelihood(*columns)

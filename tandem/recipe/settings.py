@@ -21,6 +21,9 @@ class UserError(ValueError):
 
     exit_code = 2
 
+    is_told_elsewhere = False
+    """Whether another process of the same run prints it."""
+
 
 class Settings(BaseModel):
     """Options: frozen, strict, closed, every field described by the text under it.

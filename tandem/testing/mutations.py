@@ -67,6 +67,8 @@ GENERATE = "tests/generation/test_generate.py"
 CACHE = "tests/nn/test_cache.py"
 VIEWS = "tests/corpus/test_views.py"
 STATISTICS = "tests/comparison/test_statistics.py"
+CHECKPOINT = "tests/training/test_checkpoint.py"
+PARALLEL = "tests/training/test_parallel.py"
 
 # fmt: off
 MUTATIONS = [
@@ -263,10 +265,35 @@ MUTATIONS = [
     ),
     *_mutations(
         "training/checkpoint.py",
-        ("the optimiser is not restored", "tests/training/test_resume.py",
-         "optimiser.load_state_dict(state)", "pass"),
-        ("the network is not restored", "tests/training/test_checkpoint.py",
-         "network.load_state_dict(weights)", "pass"),
+        ("the optimiser is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
+        ("the network is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
+        ("a checkpoint gets its name before its manifest", CHECKPOINT,
+         """        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(partial)
+        partial.rename(target)
+""",
+         """        partial.rename(target)
+        _write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(target)
+"""),
+        ("what is read is not held against the manifest", CHECKPOINT,
+         "if expected != _entry(data):", "if False:"),
+    ),
+    *_mutations(
+        "training/parallel.py",
+        ("ddp divides gradients by the processes", PARALLEL,
+         "model.register_comm_hook(None, _add)", "pass"),
+        ("fsdp divides gradients by the processes", PARALLEL,
+         "module.set_gradient_divide_factor(1.0)", "pass"),
+        ("targets are counted by every process for itself", PARALLEL,
+         "for number in SIGNALS)])\n        dist.all_reduce(total)", "for number in SIGNALS)])"),
+    ),
+    *_mutations(
+        "training/run.py",
+        ("every process reads the same rows", PARALLEL,
+         "self.ranks.rank * pieces", "0 * pieces"),
     ),
     *_mutations(
         "training/schedule.py",
@@ -279,6 +306,8 @@ MUTATIONS = [
         "training/loop.py",
         ("a resumed run repeats its last step", "tests/training/test_resume.py",
          "seconds = step + 1, run", "seconds = step, run"),
+        ("the first micro-batch sends gradients, not the last", PARALLEL,
+         "index == len(batches)", "index == 1"),
     ),
     *_mutations(
         "training/optimiser.py",

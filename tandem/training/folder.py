@@ -33,8 +33,8 @@ from tandem.recipe import UserError
 from tandem.training.checkpoint import write_durably
 
 LOCK = ".lock"
-MAY_DIFFER = ("checkpoint.",)
-"""Keys that say where a process stops and what it leaves, not what the run is."""
+MAY_DIFFER = ("checkpoint.", "training.parallel")
+"""Keys that say where a process stops, what it leaves and what it holds, not what the run is."""
 
 
 class RunFolder:
@@ -157,6 +157,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }

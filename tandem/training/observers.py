@@ -30,7 +30,7 @@ class Step:
     step: steps finished.  steps: of the whole run; None where that is not known.
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
-    tokens_per_second, memory_bytes: of this process now, and at its peak.
+    tokens_per_second: now.  memory_bytes: at the peak of the process that took most.
     spikes, skipped: steps so far that were spikes (training/progress.py), and of these updated nothing.
     """
 
@@ -71,10 +71,15 @@ class Log:
         wandb: str | None = Field(None, min_length=1)
         """A project of Weights & Biases to which the same goes, too; WANDB_MODE=offline keeps it on this machine."""
 
-    def __init__(self, config: Config, folder: RunFolder, step: int = 0, display: Sink | None = None):
-        """`step`: where the run goes on from; `display`: in place of the terminal."""
+    def __init__(
+        self, config: Config, folder: RunFolder, step: int = 0, display: Sink | None = None, writes: bool = True
+    ):
+        """`step`: where the run goes on from; `display`: in place of the terminal; `writes`: or is told and silent."""
         self.every = config.every
-        self.sinks: list[Sink] = [JsonLines(folder.metrics), display or Display()]
+        self.sinks: list[Sink] = []
+        if not writes:
+            return
+        self.sinks = [JsonLines(folder.metrics), display or Display()]
         if config.tensorboard:
             self.sinks.append(TensorBoard(folder.tensorboard, step))
         if config.wandb:

@@ -26,6 +26,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "text": f"{run.recipe.corpus.texts}: {scaled(len(run.corpus.train.tokens))} tokens in "
         f"{len(run.corpus.train):,} documents, packed rows of {batch.context}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
+        "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
         "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per token of text = {by_part}",
