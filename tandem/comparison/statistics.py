@@ -228,12 +228,12 @@ def judge(
     mean = {arm: float(np.mean([x.sum() for x in nats[arm].values()])) / total for arm in arms}
     best = min(arms, key=lambda arm: (math.isnan(mean[arm]), mean[arm]), default=None)
     found: dict[tuple[str, str], Difference] = {}
-    for pair in combinations(nats, 2):
-        shared = [seed for seed in nats[pair[0]] if seed in nats[pair[1]]]
+    for one, other in combinations(nats, 2):
+        shared = [seed for seed in nats[one] if seed in nats[other]]
         if shared:
-            rows = [np.stack([nats[arm][seed] for seed in shared]) for arm in pair]
-            found[pair] = Difference.between(*rows, tokens_D)
-            found[pair[::-1]] = Difference.between(*rows[::-1], tokens_D)
+            x, y = (np.stack([nats[arm][seed] for seed in shared]) for arm in (one, other))
+            found[one, other] = Difference.between(x, y, tokens_D)
+            found[other, one] = Difference.between(y, x, tokens_D)
 
     def corrected(pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
         return dict(zip(pairs, holm([found[pair].p if pair in found else math.nan for pair in pairs]), strict=True))

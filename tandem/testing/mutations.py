@@ -333,7 +333,7 @@ MUTATIONS = [
     *_mutations(
         "comparison/statistics.py",
         ("arms are paired with other seeds", STATISTICS,
-         "for seed in shared]) for arm", "for seed in shared[:: 1 if arm == pair[0] else -1]]) for arm"),
+         "for seed in shared]) for arm", "for seed in shared[:: 1 if arm == one else -1]]) for arm"),
         ("seeds: n instead of n - 1", STATISTICS,
          "by_seed.var(ddof=1)", "by_seed.var()"),
         ("a sample: n instead of n - 1", STATISTICS,

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -167,9 +168,10 @@ def wrapped(loss: StepLoss, how: str) -> nn.Module:
     if how == "fsdp":
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        mesh = init_device_mesh(next(loss.parameters()).device.type, (dist.get_world_size(),))
         for block in loss.network.blocks:
-            fully_shard(block)
-        fully_shard(loss)
+            fully_shard(block, mesh=mesh)
+        fully_shard(loss, mesh=mesh)
         for module in loss.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
