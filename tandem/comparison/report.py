@@ -17,7 +17,8 @@ import yaml
 from tandem.comparison import charts
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
-from tandem.comparison.summary import Study, Summary, fixed, mean_curve, signed
+from tandem.comparison.study import Study
+from tandem.comparison.summary import Summary, fixed, mean_curve, signed
 from tandem.comparison.table import COST, LIKELIHOOD, NONE, ONE_SEED, TIMED, corrected_p, plain, tabulate
 from tandem.training.display import clock, scaled, short
 from tandem.training.folder import replace_file

@@ -9,41 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
-from tandem.recipe import Budget, UserError
+from tandem.comparison.study import Study
+from tandem.recipe import UserError
 
 KEEP_APART = ("tandem", "commit", "python", "torch", "numpy", "platform", "cpu", "cores", "gpus", "threads")
 """Of a process's environment: what may change numbers. Nothing else of it is shown: paths and commands are its own."""
-
-
-class Study(Protocol):
-    """What is asked of a study (study.py) to show it."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def arms(self) -> Mapping[str, Mapping[str, Any]]: ...
-    @property
-    def baseline(self) -> str: ...
-    @property
-    def seeds(self) -> Sequence[int]: ...
-    @property
-    def budget(self) -> Budget: ...
-    @property
-    def rates(self) -> Sequence[float]: ...
-    @property
-    def level(self) -> float: ...
-    @property
-    def targets(self) -> Sequence[float]: ...
-    @property
-    def texts(self) -> Sequence[str]: ...
 
 
 class Spent(NamedTuple):
