@@ -137,7 +137,8 @@ class Study:
         """By arm, in order: dotted key -> value of what is not the same in all of them."""
         every = self._values_by_arm()
         keys = list(dict.fromkeys(key for values in every.values() for key in values))
-        same = {key for key in keys if len({shown(values.get(key, "absent")) for values in every.values()}) == 1}
+        first, *others = every.values()
+        same = {key for key in keys if key in first and all(o.get(key, ...) == first[key] for o in others)}
         return {arm: {k: values[k] for k in keys if k in values and k not in same} for arm, values in every.items()}
 
     @functools.cached_property
