@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import Order, Store, scoring_rows
+from tandem.corpus import Store, scoring_rows, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
@@ -97,7 +97,7 @@ def likelihood(
             seed, and part of every larger part. (The first of the store would be those of one source.)
         progress: called with tokens scored so far and tokens in all.
     """
-    order = np.arange(len(store)) if documents is None else Order(store, SUBSET).epoch(0).documents[:documents]
+    order = np.arange(len(store)) if documents is None else shuffled(len(store), SUBSET, 0)[:documents]
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)

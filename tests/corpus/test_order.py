@@ -66,4 +66,4 @@ def test_a_slice_does_not_depend_on_what_was_read_before(store_of):
         expected, begins = Order(store, seed=3).read(start, 50)
         tokens, begun = used.read(start, 50)
         assert tokens.tolist() == expected.tolist() and begun.tolist() == begins.tolist()
-        assert len(used._epochs) <= 2
+        assert len(used.sources[0]._epochs) <= 2
