@@ -92,8 +92,8 @@ class Corpus:
         """Ids of a trained BPE, document end included; 4096 unless given."""
         folder: str = "corpora"
         """Where prepared corpora lie."""
-        sentences: Segmentation = Segmentation()
-        """How documents are cut into sentences, for networks that read them so; made when first asked for."""
+        sentences: Segmentation | None = None
+        """How documents are cut into sentences, for networks that read them so; null: as all its defaults say."""
 
         def derive(self) -> dict[str, Any]:
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}

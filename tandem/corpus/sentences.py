@@ -77,8 +77,8 @@ class Segmentation(Settings):
             raise ValueError("splitter every needs every, the tokens of a span; write every: 25")
         if self.splitter == "sat" and not (self.weights and Path(self.weights).is_dir()):
             raise ValueError(
-                f"splitter sat: weights = {self.weights} is no folder; fetch one with the model and its tokenizer, such "
-                "as segment-any-text/sat-3l-sm of the hub, or take splitter rules"
+                f"splitter sat: weights = {self.weights} is no folder; fetch the model with its tokenizer, such as "
+                "segment-any-text/sat-3l-sm of the hub, or take splitter rules"
             )
         return self
 
