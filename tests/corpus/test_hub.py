@@ -23,8 +23,9 @@ def local(tmp_path, monkeypatch):
     for name, texts in {"a": TEXTS, "b": TEXTS[:5], "b-held": [" ", *TEXTS[5:7]]}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
     (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: b.jsonl}\n"
-        "  - {split: held, path: b-held.jsonl}\n- config_name: large\n  data_files: [{split: train, path: a.jsonl}]\n---\n"
+        "---\nconfigs:\n"
+        "- {config_name: small, data_files: [{split: train, path: b.jsonl}, {split: held, path: b-held.jsonl}]}\n"
+        "- {config_name: large, data_files: [{split: train, path: a.jsonl}]}\n---\n"
     )
     return folder
 
