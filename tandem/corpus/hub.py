@@ -55,18 +55,22 @@ class Hub:
 
     def read(self) -> Iterator[tuple[Text, int]]:
         """Yields (document, bytes of text read so far)."""
-        done = row = 0
+        done = 0
+        for row, record in enumerate(self._records(), 1):
+            if self.field not in record:
+                there = ", ".join(record)
+                raise UserError(f'{self.name}: row {row}: no column "{self.field}" in it (found: {there})')
+            text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
+            done += sum(len(part.encode()) for part in parts_of(text))
+            if any(part and not part.isspace() for part in parts_of(text)):
+                yield text, done
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        records, row = self._open(), 0
         try:
-            for row, record in enumerate(self._open(), 1):
-                if self.field not in record:
-                    there = ", ".join(record)
-                    raise UserError(f'{self.name}: row {row}: no column "{self.field}" (found: {there}); '
-                                    "corpus.field names it")  # fmt: skip
-                text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
-                done += sum(len(part.encode()) for part in parts_of(text))
-                if any(part and not part.isspace() for part in parts_of(text)):
-                    yield text, done
-        except OSError as error:
+            for row, record in enumerate(records, 1):
+                yield record
+        except (OSError, ValueError) as error:  # the connection; a damaged file
             raise UserError(f"{self.name}: broke off after row {row} ({error}); prepare the corpus again") from error
 
     def _open(self) -> Any:

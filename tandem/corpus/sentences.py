@@ -208,7 +208,7 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
 def _documents(store: Store, config: Segmentation, first: int, last: int) -> list[_Document]:
     found = []
     for i in range(first, last):
-        text = slice(store.offsets[i], store.offsets[i + 1] - 1)
+        text = slice(store.offsets[i], store.offsets[i + 1] - 1)  # without the document end
         given = np.searchsorted(store.given, store.offsets[i : i + 2])
         found.append(
             _Document(

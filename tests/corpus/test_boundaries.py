@@ -51,7 +51,7 @@ def test_each_token_belongs_to_the_sentence_of_its_first_visible_character(piece
     """The definition, character by character."""
     tokenizer = TRAINED if trained else Tokenizer.of_bytes()
     text = "".join(pieces)
-    (ids,), (sizes,) = tokenizer.encode_batch([text])
+    _, (sizes,) = tokenizer.encode_batch([text])
     owner = [number for number, piece in enumerate(pieces) for character in piece for _ in character.encode()]
     visible = [not character.isspace() for character in text for _ in character.encode()]
     sentences, position, current = [], 0, next(o for o, v in zip(owner, visible, strict=True) if v)

@@ -71,6 +71,12 @@ def test_a_corpus_is_prepared_from_the_hub_and_named_by_what_was_asked(local, tm
     assert prepare(config("hf:own/tiny/large@v2")).train.folder != corpus.train.folder
 
 
+def test_a_stream_that_breaks_off_is_told_by_its_row(local):
+    (local / "b.jsonl").write_text('{"id": 1, "text": "Good."}\n' * 3 + "{broken\n")
+    with pytest.raises(UserError, match=r"hf:own/tiny/small: broke off after row \d+ \("):
+        read("hf:own/tiny/small")
+
+
 def test_without_a_network_the_reason_is_told(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
