@@ -68,7 +68,8 @@ class Hub:
     def _records(self) -> Iterator[dict[str, Any]]:
         records, row = self._open(), 0
         try:
-            for row, record in enumerate(records, 1):
+            for record in records:
+                row += 1
                 yield record
         except (OSError, ValueError) as error:  # the connection; a damaged file
             raise UserError(f"{self.name}: broke off after row {row} ({error}); prepare the corpus again") from error

@@ -208,15 +208,12 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
 def _documents(store: Store, config: Segmentation, first: int, last: int) -> list[_Document]:
     found = []
     for i in range(first, last):
-        text = slice(store.offsets[i], store.offsets[i + 1] - 1)  # without the document end
-        given = np.searchsorted(store.given, store.offsets[i : i + 2])
-        found.append(
-            _Document(
-                "" if config.splitter == "every" else store.tokenizer.decode(store.tokens[text]),
-                np.array(store.token_bytes[text]),
-                store.given[slice(*given)] - store.offsets[i],
-            )
-        )
+        tokens = slice(store.offsets[i], store.offsets[i + 1] - 1)  # without the document end
+        text = "" if config.splitter == "every" else store.tokenizer.decode(store.tokens[tokens])
+        given = slice(*np.searchsorted(store.given, store.offsets[i : i + 2]))
+        sizes = np.array(store.token_bytes[tokens])
+        assert not text or sizes.sum() == len(text.encode()), "a byte-level tokenizer gives the text back"
+        found.append(_Document(text, sizes, store.given[given] - store.offsets[i]))
     return found
 
 
