@@ -175,7 +175,8 @@ def write(folder: Path, parts: list[Part], shares: dict[str, float], tokenizer: 
 def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
     """The sources of both sides, and of a mixture the shares by name, which sum to 1."""
     share = config.validation if isinstance(config.validation, int | float) else 0.0
-    mixture = config.texts if isinstance(config.texts, dict) else {}
+    # By name: recipes that differ in the order of a mapping alone are one recipe, so they must be one corpus.
+    mixture = dict(sorted(config.texts.items())) if isinstance(config.texts, dict) else {}
     groups = [[name] for name in mixture] if isinstance(config.texts, dict) else [config.texts]
     parts = [
         Part(source, share, number)
