@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import Order, Store, scoring_rows
+from tandem.corpus import Store, scoring_rows, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
@@ -110,8 +110,8 @@ def likelihood(
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
-    shuffled = Order(store, SUBSET).epoch(0).documents[SPLITS[split]]
-    order = np.sort(shuffled) if documents is None else shuffled[:documents]
+    order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
+    order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
