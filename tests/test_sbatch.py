@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "train.sbatch"
+SCRIPT = Path(__file__).parents[1] / "recipes" / "slurm" / "train.sbatch"
 
 SRUN = """#!/bin/bash
 echo "$@" > {folder}/srun
