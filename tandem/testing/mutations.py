@@ -92,7 +92,7 @@ MUTATIONS = [
         ("no final norm", DECODER,
          "return self.norm(x)", "return x"),
         ("logits of the first of several tokens", "decoding",
-         "network.norm(x[:, -1])", "network.norm(x[:, 0])"),
+         "hidden[:, -1]", "hidden[:, 0]"),
         ("a step costs one key too few", "flops",
          "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
         ("the cache costs one head", "cache",
