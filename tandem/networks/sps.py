@@ -99,8 +99,10 @@ class SPS(Decoder):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         standard = {"persistent": "inputs", "window": 0, "read": "inputs", "predict_in_vocabulary": False}
-        shared = {key: getattr(config, key) for key in Decoder.Config.model_fields}
-        return config.model_copy(update=standard), Decoder.Config(**shared | {"window": None}), lambda name: name
+        plain = Decoder.Config.model_validate(
+            {key: getattr(config, key) for key in Decoder.Config.model_fields} | {"window": None}
+        )
+        return config.model_copy(update=standard), plain, lambda name: name
 
     @property
     def streams(self) -> tuple[Stream, ...]:

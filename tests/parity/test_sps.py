@@ -8,13 +8,14 @@ import golden
 import pytest
 import torch
 
+from tandem.analysis.gradient_roles import squared_norms
 from tandem.corpus import IGNORE, Batch
 from tandem.networks.sps import SPS, stream_spans
 from tandem.nn.attention import Source, attend
 from tandem.nn.init import Embedding
 from tandem.nn.spans import causal
 
-LOGITS, LOSS, GRADIENT, KERNEL = 1e-4, 1e-5, 2e-5, 1e-2
+LOGITS, LOSS, GRADIENT, RELATIVE, KERNEL = 1e-4, 1e-5, 2e-5, 1e-4, 1e-2
 FAMILIES = {
     "standard": {"persistent": "inputs", "read": "inputs"},
     "sps": {"persistent": "inputs", "read": "predictions"},
@@ -151,6 +152,26 @@ def test_greedy_continuation(inputs, name):
                 logits = session.prefill([[token]])
             else:
                 logits = session.step(torch.tensor([token]))
+
+
+@pytest.mark.parametrize("name", ["standard", "sps", "delayed_state"])
+def test_gradient_norms_of_slots(inputs, name):
+    """Of present and future losses, for all parameters of a slot and by layer and kind."""
+    file, network = load("gradient_ratio"), network_of(inputs, name)
+    batch = batch_of(inputs, "tokens_one_document", "targets_one_document")
+    slots, streams = file["positions"], ["input_token", "predict_token"]
+    targets = torch.tensor(slots)[:, None] + torch.arange(file["horizon"] + 1)
+    found = list(squared_norms(network, batch, targets))
+    for stream, row, present, future in file[name]["pooled"]:
+        at = streams.index(stream), row, slots[row]
+        close_norms([sum(squares[at] for squares in parts.values()) for parts in found], [present, *future])
+    for stream, row, layer, kind, present, future in file[name]["rows"]:
+        squares = [parts[layer, kind][streams.index(stream), row, slots[row]] for parts in found]
+        close_norms(squares, [present, *future])
+
+
+def close_norms(squares, expected):
+    torch.testing.assert_close(torch.stack(squares).sqrt(), torch.tensor(expected), rtol=RELATIVE, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["dense", "tiled"])
