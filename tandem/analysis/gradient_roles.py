@@ -206,18 +206,21 @@ def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int)
     logs = np.log(np.maximum(ratios["ratio"], np.finfo(float).tiny))  # a slot that nothing reads has ratio 0
     for cell, value in zip(cells, (1.0, ratios["ratio"], logs), strict=True):
         np.add.at(cell, place, value)
+    seen = cells[0].sum(0) > 0
     weights = np.random.default_rng(0).multinomial(documents, [1 / documents] * documents, resamples)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        n, total, logs = cells.sum(1)
-        drawn_n, drawn_total, drawn_logs = (weights @ cell for cell in cells)
-        curves = {
-            "mean": total / n,
-            "mean_interval": np.nanquantile(drawn_total / drawn_n, (0.025, 0.975), axis=0).T,
-            "geometric_mean": np.exp(logs / n),
-            "geometric_interval": np.nanquantile(np.exp(drawn_logs / drawn_n), (0.025, 0.975), axis=0).T,
-        }
-    medians = [
-        np.median(part) if len(part := ratios["ratio"][ratios["offset"] == k + 1]) else None for k in range(horizon)
-    ]
-    listed = {name: [x.tolist() if n[k] else None for k, x in enumerate(curve)] for name, curve in curves.items()}
-    return {"pairs": n.astype(int).tolist(), "median": medians, **listed}
+    n, total, logs = cells[:, :, seen].sum(1)
+    drawn_n, drawn_total, drawn_logs = (weights @ cell for cell in cells[:, :, seen])
+    with np.errstate(invalid="ignore"):  # a resample may miss every document that has some offset
+        drawn_mean, drawn_log = drawn_total / drawn_n, drawn_logs / drawn_n
+    curves = {
+        "mean": total / n,
+        "mean_interval": np.nanquantile(drawn_mean, (0.025, 0.975), axis=0).T,
+        "median": np.array([np.median(ratios["ratio"][ratios["offset"] == k + 1]) for k in np.flatnonzero(seen)]),
+        "geometric_mean": np.exp(logs / n),
+        "geometric_interval": np.exp(np.nanquantile(drawn_log, (0.025, 0.975), axis=0)).T,
+    }
+    listed: dict[str, list] = {"pairs": cells[0].sum(0).astype(int).tolist()}
+    for name, curve in curves.items():
+        values = iter(curve.tolist())
+        listed[name] = [next(values) if was_seen else None for was_seen in seen]
+    return listed
