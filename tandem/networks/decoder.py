@@ -216,8 +216,8 @@ class DecoderSession:
         starts = (self.pads[:, None] - (self.columns - keys)).clamp_min(0)
         return self.network.span(starts, torch.arange(keys - queries, keys))
 
-    def fork(self) -> "DecoderSession":
-        other = DecoderSession(self.network, self.rows)
+    def fork(self) -> Self:
+        other = type(self)(self.network, self.rows)
         other.caches = [cache.fork() for cache in self.caches]
         other.columns, other.pads = self.columns, self.pads
         return other

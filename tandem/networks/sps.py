@@ -265,10 +265,9 @@ class StreamSession(DecoderSession):
             spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
         return Reading(self.network, tuple(spans), keys, device)
 
-    def fork(self) -> "StreamSession":
-        other = StreamSession(self.network, self.rows)
-        other.caches, other.rings = ([cache.fork() for cache in caches] for caches in (self.caches, self.rings))
-        other.columns, other.pads = self.columns, self.pads
+    def fork(self) -> Self:
+        other = super().fork()
+        other.rings = [ring.fork() for ring in self.rings]
         return other
 
     @property

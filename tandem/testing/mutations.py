@@ -25,6 +25,7 @@ from types import CodeType, FunctionType
 
 import tandem.networks  # noqa: F401 - importing it registers them
 from tandem.recipe import registered
+from tandem.testing.bugs import sps
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -78,7 +79,7 @@ MUTATIONS = [
         ("columns are not counted", "decoding",
          "self.columns += tokens.shape[1]", "self.columns += 1"),
         ("window in the cache but not in the mask", "decoding",
-         "causal(batch.starts, self.config.window)", "causal(batch.starts)"),
+         "causal(starts, self.config.window, positions)", "causal(starts, None, positions)"),
         ("a fork shares its caches", "fork",
          "[cache.fork() for cache in self.caches]", "self.caches"),
         ("a fork forgets its pads", "fork",
@@ -119,7 +120,7 @@ MUTATIONS = [
         ("keys are not normed", "tests/nn/test_block.py",
          "(self.norm_q(q), self.norm_k(k))", "(self.norm_q(q), k)"),
         ("the rotation's float32 reaches the reader", "tests/nn/test_block.py",
-         ".to(v.dtype).split((H, G)", ".split((H, G)"),
+         "heads.transpose(1, 2).to(dtype)", "heads.transpose(1, 2)"),
         ("no residual of attention", "tests/nn/test_block.py",
          "x = x + self.output(", "x = self.output("),
         ("only the first block is compiled", "tests/nn/test_block.py",
@@ -260,6 +261,7 @@ MUTATIONS = [
         ("everything decays", "tests/training/test_optimiser.py",
          "config.weight_decay if decayed else 0.0", "config.weight_decay"),
     ),
+    *(mutation for file, rows in sps.BUGS.items() for mutation in _mutations(file, *rows)),
 ]
 # fmt: on
 

@@ -66,7 +66,7 @@ class WSD(Schedule):
 
 @register("schedule", "wsd_by_tokens")
 class WSDByTokens:
-    """Warm-up, constant, linear decay, as functions of the tokens seen before the step: of one step before the first."""
+    """Warm-up, constant, linear decay, by the tokens seen before the step; before the first, those of one step."""
 
     class Config(Settings):
         warmup: int = Field(50_000_000, ge=1)
