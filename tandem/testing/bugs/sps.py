@@ -1,6 +1,6 @@
 """Bugs of State-Prediction Separation, the traps of its masks first."""
 
-SPS = "tests/networks/test_sps.py"
+SPS = "tests/networks/test_two_streams.py"
 PARITY = "tests/parity/test_sps.py"
 ROLES = "tests/analysis/test_gradient_roles.py"
 VIEWS = "tests/corpus/test_views.py"
