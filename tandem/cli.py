@@ -58,7 +58,7 @@ def _tandem(
 
 def _fill() -> None:
     """Import what registers itself."""
-    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation"):
+    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
         importlib.import_module(f"tandem.{part}")
 
 
@@ -238,6 +238,19 @@ def generate(
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     trained.continue_texts(run, prompts or [""], tokens, options, seed)
+
+
+@main.command()
+def analyse(
+    name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
+    run: RunPath,
+    options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
+) -> None:
+    """Look inside a trained network; numbers and picture go to RUN/analysis."""
+    _fill()
+    from tandem.comparison import trained
+
+    print(trained.analyse(name, run, options or []))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""A run, opened for use: scored again, asked for text, exported.
+"""A run, opened for use: scored again, asked for text, analysed, exported.
 
 Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
 """
@@ -21,7 +21,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import UserError, configure, did_you_mean, load, registered
+from tandem.recipe import UserError, configure, did_you_mean, load, registered, require
 from tandem.training import checkpoint
 from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
@@ -102,6 +102,42 @@ def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[st
         network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, on_text=show
     )
     print("" if pieces else "\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
+
+
+def analyse(name: str, path: Path, options: list[str]) -> str:
+    """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
+
+    Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
+    """
+    known = registered("analysis")
+    if name not in known:
+        raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
+    cls: Any = known[name]
+    config = configure("analysis", name, [f"analysis.{option}" for option in options])
+    run = open_trained(path)
+    network = run.recipe.values["network"]["name"]
+    if not hasattr(run.recipe.choice("network"), cls.asks):
+        able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
+        raise UserError(
+            f"analyse {name}: it asks a network for `{cls.asks}`, and {network} has none; networks with it: "
+            + ", ".join(able)
+        )
+    analysis = cls(config)
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    measured = analysis.measure(run)
+    options_used = config.model_dump(mode="json")
+    record = {"analysis": name, "network": network, "step": run.progress.step, "options": options_used, **measured}
+    folder = path / "analysis"
+    folder.mkdir(exist_ok=True)
+    replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
+    analysis.draw(record, axes)
+    axes.set_title(f"{path.name}, step {run.progress.step:,}")
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(folder / f"{name}.png", format="png")
+    said = [f"{key:<20} {value}" for key, value in record.items() if isinstance(value, str | int | float)]
+    return "\n".join([*said, f"{'record':<20} {folder / name}.json", f"{'picture':<20} {folder / name}.png"])
 
 
 def write_model(path: Path, folder: Path) -> str:

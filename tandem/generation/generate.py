@@ -62,7 +62,7 @@ def _tokens(
     session, going = network.session(len(prompts)), range(len(prompts))
     logits = session.prefill(prompts)
     for left in reversed(range(max_tokens)):
-        tokens = sampler.choose(logits, generators)
+        tokens = sampler.choose(logits[:, : network.vocabulary], generators)  # spare rows of a table are no text
         drawn = tokens.tolist()
         yield from ((row, drawn[row]) for row in going)
         going = [row for row in going if drawn[row] != stop]

@@ -15,8 +15,9 @@ class Cost:
 
     parameters: by role; a tied table counts once, as "embedding".
     linear: multiply-adds of all blocks.  head: multiply-adds of one position's logits.
-    pair: channels H D summed over layers.  pairs: keys read by all queries of one document of n tokens, per layer.
-    keys: keys read by the query at index n.  cache: numbers kept for decoding after n tokens.
+    pair: channels H D of a query and its key, times the layers where all layers read alike; where they do not,
+    pairs and keys are sums over layers.  pairs: keys read by all queries of one document of n tokens.
+    keys: keys read by the queries at index n.  cache: numbers kept for decoding after n tokens.
     """
 
     parameters: dict[str, int]

@@ -12,8 +12,9 @@ Cost for one token of text: 2 (blocks + head) multiply-adds forward, 4 C FLOPs a
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabulary.
 """
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -35,6 +36,9 @@ from tandem.recipe import register
 @register("network", "decoder")
 class Decoder(Network):
     """The plain next-token Transformer; the contained baseline of every method."""
+
+    whole = False
+    """Whether to compute what no score needs, too; analyses set it."""
 
     class Config(BlockConfig):
         depth: int = Field(6, ge=1)
@@ -87,8 +91,24 @@ class Decoder(Network):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table(tokens)
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Of the states in a block, in the order of their rows; analyses ask for it."""
+        return ("tokens",)
+
+    def restricted(self, window: int) -> Self:
+        """This network, weights shared, whose tokens read only `window` tokens before their own of what persists."""
+        other, given = copy.copy(self), self.config.window
+        reads = window + 1 if given is None else min(window + 1, given)
+        other.config = self.config.model_copy(update={"window": reads})
+        return other
+
+    def span(self, starts: Tensor, positions: Tensor | None = None) -> Span:
+        """What tokens read whose documents begin at `starts`."""
+        return causal(starts, self.config.window, positions)
+
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        reader = SpanReader(self, causal(batch.starts, self.config.window), x)
+        reader = SpanReader(self, self.span(batch.starts), x)
         if self.places is not None:
             index = torch.arange(x.shape[1]) - batch.starts
             x = x + self.places(index.to(x.device))
@@ -180,9 +200,8 @@ class DecoderSession:
         self.rotation = network.rotation(self.columns, tokens.shape[1], x)
         self.columns += tokens.shape[1]
         self.plan = None
-        for block in network.stack:
-            x = block(x, self)
-        return (network.norm(x[:, -1]) @ network.head.T).float()
+        hidden = network.run(x, self)
+        return (hidden[:, -1] @ network.head.T).float()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cache = self.caches[layer]
@@ -195,10 +214,10 @@ class DecoderSession:
     def _span(self, queries: int, keys: int) -> Span:
         """What the newest columns read of those that the caches return."""
         starts = (self.pads[:, None] - (self.columns - keys)).clamp_min(0)
-        return causal(starts, self.network.config.window, torch.arange(keys - queries, keys))
+        return self.network.span(starts, torch.arange(keys - queries, keys))
 
-    def fork(self) -> "DecoderSession":
-        other = DecoderSession(self.network, self.rows)
+    def fork(self) -> Self:
+        other = type(self)(self.network, self.rows)
         other.caches = [cache.fork() for cache in self.caches]
         other.columns, other.pads = self.columns, self.pads
         return other

@@ -124,11 +124,11 @@ class Network(nn.Module):
         compile_blocks([block for block in self.blocks if isinstance(block, Block)], backend)
         return self
 
-    def run_block(self, block: nn.Module, x: Tensor, reader: Any) -> Tensor:
-        """block(x, reader), keeping only x for the backward when `recompute` is on."""
+    def run_block(self, block: nn.Module, x: Tensor, reader: Any, *more: Any) -> Tensor:
+        """block(x, reader, ...), keeping only x for the backward when `recompute` is on."""
         if self.recompute and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False)
-        return block(x, reader)
+            return torch.utils.checkpoint.checkpoint(block, x, reader, *more, use_reentrant=False)
+        return block(x, reader, *more)
 
     def parameters_by_role(self) -> dict[str, int]:
         counts: dict[str, int] = {}

@@ -9,6 +9,8 @@ in training, from a cache in decoding. A new architecture is a new reader, not a
 The work before the reader and the work after it are one compiled graph each (`project`, `finish`), shared by all
 blocks of a network; the reader runs between them, outside, because its bounds are host integers of the batch.
 
+Several streams of one text are rows of one x: a block sees more rows, and the reader knows which is which.
+
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -75,7 +78,7 @@ class BlockConfig(Settings):
 
 
 class Reader(Protocol):
-    """What the queries of layer `layer` read; y has the shape of q, (B, H, T, D)."""
+    """What the queries of layer `layer` read; y has the shape of q, (B, H, T, D). k and v may have more rows."""
 
     rotation: Rotation | None
 
@@ -83,9 +86,9 @@ class Reader(Protocol):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP; `kernels`, when set, are the compiled (project, finish)."""
+    """Pre-norm attention and MLP; `kernels`, when set, are the compiled (project, finish, project_apart)."""
 
-    kernels: tuple[Callable, Callable] | None = None
+    kernels: tuple[Callable, Callable, Callable] | None = None
 
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
@@ -100,12 +103,16 @@ class Block(nn.Module):
         self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = MLP(c.mlp, c.width, inner, bias=c.bias)
 
-    def forward(self, x: Tensor, reader: Reader) -> Tensor:
-        """x (B, T, C) to (B, T, C)."""
+    def forward(self, x: Tensor, reader: Reader, asking: slice | None = None) -> Tensor:
+        """x (B, T, C) to (B, T, C); with `asking`, only those rows go on: the others are read, and that is all."""
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
-        project, finish = compiled or (Block.project, Block.finish)
-        q, k, v = project(self, x, reader.rotation)
+        project, finish, project_apart = compiled or (Block.project, Block.finish, Block.project_apart)
+        if asking is None:
+            q, k, v = project(self, x, reader.rotation)
+        else:
+            everything, x = x, x[asking]
+            q, k, v = project_apart(self, x, everything, reader.rotation)
         return finish(self, x, reader(self.layer, q, k, v))
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,10 +123,22 @@ class Block(nn.Module):
         if self.norm_q is not None and self.norm_k is not None:
             q, k = qk.to(x.dtype).split((H, G), dim=-2)  # float32 also under mixed precision, like every norm
             qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
-        if rotation is not None:
-            qk = rotate(qk, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
-        q, k = qk.transpose(1, 2).to(v.dtype).split((H, G), dim=1)
+        q, k = _turned(qk, rotation, v.dtype).split((H, G), dim=1)
         return q, k, v.transpose(1, 2)
+
+    def project_apart(
+        self, asking: Tensor, everything: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `project`, with q of the rows `asking` alone, k and v of `everything`."""
+        H, G, rows = self.heads, self.key_heads, self.qkv.parts[0]
+        bias = self.qkv.bias
+        parts = ((self.qkv.weight[:rows], asking), (self.qkv.weight[rows:], everything))
+        biases = (None, None) if bias is None else (bias[:rows], bias[rows:])
+        q, kv = (F.linear(self.norm_attention(x), w, b) for (w, x), b in zip(parts, biases, strict=True))
+        q, (k, v) = q.unflatten(-1, (H, -1)), kv.unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q.to(asking.dtype)), self.norm_k(k.to(asking.dtype))
+        return _turned(q, rotation, v.dtype), _turned(k, rotation, v.dtype), v.transpose(1, 2)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
@@ -127,11 +146,17 @@ class Block(nn.Module):
         return x + self.mlp(self.norm_mlp(x))
 
 
+def _turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
+    """Heads (B, T, H, D) turned to their positions, as (B, H, T, D)."""
+    if rotation is not None:
+        heads = rotate(heads, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
+    return heads.transpose(1, 2).to(dtype)
+
+
 def compile_blocks(blocks: list[Block], backend: str) -> None:
-    """Gives all `blocks` one pair of compiled graphs: parameters are inputs of the graph, not part of it."""
-    kernels = tuple(
-        torch.compile(f, fullgraph=True, dynamic=False, backend=backend) for f in (Block.project, Block.finish)
-    )
+    """Gives all `blocks` the same compiled graphs: parameters are inputs of the graph, not part of it."""
+    functions = (Block.project, Block.finish, Block.project_apart)
+    kernels = tuple(torch.compile(f, fullgraph=True, dynamic=False, backend=backend) for f in functions)
     for block in blocks:
         block.kernels = kernels
 

@@ -22,11 +22,14 @@ from tandem.recipe.settings import (
     settings_in,
 )
 
+KINDS = (*SECTIONS, "analysis")
+"""What can be looked up: sections of a recipe, and what is done with a run."""
+
 
 def overview() -> str:
     """Every section with its choices, every recipe."""
     rows: list[tuple[str, str]] = []
-    for kind in SECTIONS:
+    for kind in KINDS:
         if is_choice(kind):
             rows += [(kind, "one of"), *_choices(kind)]
         else:
@@ -50,11 +53,11 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
         return f"{title}\n\n{_columns(load(name, overrides).table())}"
     if overrides:
         raise UserError(f"{name} {' '.join(overrides)}: only a recipe takes overrides")
-    if name in SECTIONS and is_choice(name):
+    if name in KINDS and is_choice(name):
         return _columns([(f"{name}.name", "one of"), *_choices(name)])
-    found = [(kind, registered(kind)[name]) for kind in SECTIONS if name in registered(kind)]
+    found = [(kind, registered(kind)[name]) for kind in KINDS if name in registered(kind)]
     if not found:
-        known = [*SECTIONS, *recipes(), *(choice for kind in SECTIONS for choice in registered(kind))]
+        known = [*KINDS, *recipes(), *(choice for kind in KINDS for choice in registered(kind))]
         raise UserError(f"{name}: nothing has this name; {did_you_mean(name, known)}`tandem show` lists what there is")
     return "\n\n".join(_explain_class(kind, name, cls) for kind, cls in found)
 

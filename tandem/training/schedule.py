@@ -4,6 +4,8 @@
     cosine    ／￣￣`-.._     warm-up, half a cosine
     linear    ／＼________     warm-up, straight line
 
+`wsd_by_tokens` is wsd with its lengths in tokens, as State-Prediction Separation trains (authors' code).
+
 Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the peak:
 
     warm-up   (k + 1) / w                                          so that the first update is not lost
@@ -16,7 +18,7 @@ import math
 
 from pydantic import Field
 
-from tandem.recipe import Settings, register
+from tandem.recipe import Recipe, Settings, register
 
 
 class _Config(Settings):
@@ -60,6 +62,38 @@ class WSD(Schedule):
         decay = in_steps(self.config.decay, self.steps)  # type: ignore[attr-defined]
         floor = self.config.floor
         return floor + (1 - floor) * min(1.0, (self.steps - step) / decay if decay else 1.0)
+
+
+@register("schedule", "wsd_by_tokens")
+class WSDByTokens:
+    """Warm-up, constant, linear decay, by the tokens seen before the step; before the first, those of one step."""
+
+    class Config(Settings):
+        warmup: int = Field(50_000_000, ge=1)
+        """Length of the warm-up in tokens."""
+        tokens: int = Field(20_000_000_000, ge=1)
+        """Of the whole run."""
+        decay: int = Field(2_000_000_000, ge=1)
+        """Length of the decay in tokens."""
+        floor: float = Field(0.1, ge=0, le=1)
+        """Rate after all tokens, as a share of the peak."""
+        tokens_per_step: int = Field(393_216, ge=1)
+        """Rows times context."""
+
+    def __init__(self, config: Config, steps: int):
+        self.config = config
+
+    @classmethod
+    def check(cls, recipe: Recipe):
+        batch, given = recipe.batch, recipe.schedule.tokens_per_step
+        if given != batch.rows * batch.context:
+            yield "schedule.tokens_per_step", f"must be batch.rows x batch.context = {batch.rows * batch.context}"
+
+    def __call__(self, step: int) -> float:
+        c = self.config
+        seen = max(step, 1) * c.tokens_per_step
+        left = max(0.0, min(1.0, (c.tokens - seen) / c.decay))
+        return min(1.0, seen / c.warmup) * (c.floor + (1 - c.floor) * left)
 
 
 @register("schedule", "cosine")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.training.schedule import WSD, Cosine, Linear
+from tandem.training.schedule import WSD, Cosine, Linear, WSDByTokens
 
 
 def rates(schedule, config, steps, peak, at):
@@ -18,6 +18,13 @@ def test_wsd_warms_up_holds_and_falls_to_zero():
 def test_wsd_ends_at_its_floor():
     got = rates(WSD, {"warmup": 0, "decay": 10, "floor": 0.1}, 100, 1.0, [89, 90, 95, 99])
     assert got == pytest.approx([1.0, 1.0, 0.55, 0.19], rel=1e-12)
+
+
+def test_wsd_by_tokens_is_that_of_state_prediction_separation():
+    """20 billion tokens in steps of 393,216, from 6e-4 to 6e-5."""
+    got = rates(WSDByTokens, {}, 50_863, 6e-4, [0, 1, 64, 128, 45_776, 45_777, 48_320, 50_862])
+    expected = [4.718592e-6, 4.718592e-6, 3.01989888e-4, 6e-4, 6e-4, 5.9993281536e-4, 3.299467776e-4, 6.006690816e-5]
+    assert got == pytest.approx(expected, rel=0, abs=1e-12)
 
 
 def test_cosine_is_half_way_in_the_middle():

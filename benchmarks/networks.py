@@ -1,0 +1,114 @@
+"""Every network against the plain decoder of the same width and depth: a training step, a prompt, a cached step.
+
+    python benchmarks/networks.py [--networks sps] [--context 1024] [--pairs 20] [--eager] [--out results.jsonl]
+
+3 M parameters beside a table of 4,096 ids (8 blocks, C 176, 4 heads), 4,096 tokens of text a step in rows of one
+document, bfloat16 where the device has it, compiled per block; the needed ratio is the one of `cost`. Generation is
+float32: a prompt of 512 tokens, then eight steps from there. Interleaved pairs in one process.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from machine import compare, header, write
+
+import tandem.networks  # noqa: F401 - registers them
+from tandem.corpus import Batch
+from tandem.objectives.next_token import NextToken
+from tandem.recipe import registered
+from tandem.training.device import Choice, Training, autocast, choose_precision
+from tandem.training.loop import take_step
+from tandem.training.optimiser import AdamW
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABULARY, PROMPT, STEPS = 4096, 512, 8
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sps": {"window": 64},
+    "sps, window 0": {"window": 0},
+    "sps, 2x Memory": {"window": None},
+}
+
+
+def built(name, context, **settings):
+    cls: Any = registered("network")[name.partition(",")[0]]
+    config = cls.Config(depth=8, width=176, heads=4, **settings)
+    return cls(config, VOCABULARY, context, torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+class Trainer:
+    """What take_step needs of a run; a step's batch is a pure function of its number."""
+
+    def __init__(self, network, context, is_compiled):
+        self.network = network.train()
+        if is_compiled:
+            network.compile()
+        self.rows, self.context, self.view = 4096 // context, context, self
+        self.objective, self.optimiser = NextToken(NextToken.Config()), AdamW(AdamW.Config(), network)
+        self.device, self.dtype = Choice(DEVICE, ""), choose_precision(Training.Config(), DEVICE).value
+        self.schedule = lambda step: 1.0
+
+    def batches(self, step):
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(VOCABULARY, (self.rows, self.context + 1), generator=generator)
+        starts = torch.zeros(self.rows, self.context, dtype=torch.long)
+        return [Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), starts)]
+
+    def autocast(self):
+        return autocast(DEVICE, self.dtype)
+
+
+def training(name, settings, context, pairs, is_compiled):
+    networks = built(name, context, **settings), built("decoder", context)
+    arms = [Trainer(network, context, is_compiled) for network in networks]
+    needed = [sum(arm.network.cost().training(context).values()) for arm in arms]
+    count = iter(range(10**9))
+    steps = [lambda arm=arm: take_step(arm, next(count)) for arm in arms]
+    record = compare(f"{name}: training step, T {context}", *steps, pairs=pairs, warmup=3)
+    print(f"    needed FLOPs {needed[0] / needed[1]:.2f} x")
+    return record | {"needed": needed[0] / needed[1]}
+
+
+def generating(name, settings, rows, pairs):
+    """Times of a prompt and of eight steps after it; every step starts from the same cache."""
+    networks = [built(name, 1024, **settings), built("decoder", 1024)]
+    prompts = torch.randint(VOCABULARY, (rows, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
+    held = [network.session(rows) for network in networks]
+    prefills = [lambda network=network: network.session(rows).prefill(prompts) for network in networks]
+    for session in held:
+        session.prefill(prompts)
+    token = torch.zeros(rows, dtype=torch.long)
+
+    def steps(session):
+        going = session.fork()
+        going.step(token)  # the first append of a fork copies what it holds
+        return lambda: [going.step(token) for _ in range(STEPS)]
+
+    what = f"{name}: {{}}, {rows} rows of {PROMPT}"
+    prefill = compare(what.format("prefill"), *prefills, pairs=pairs, warmup=2)
+    decode = compare(what.format(f"{STEPS} steps"), *map(steps, held), pairs=pairs, warmup=2)
+    return [prefill, decode]
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--networks", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    arguments.add_argument("--context", type=int, default=1024)
+    arguments.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="of generation")
+    arguments.add_argument("--pairs", type=int, default=20)
+    arguments.add_argument("--eager", action="store_true")
+    arguments.add_argument("--out")
+    options = arguments.parse_args()
+    print(header())
+    records = []
+    for name in options.networks:
+        settings = SETTINGS[name]
+        records.append(training(name, settings, options.context, options.pairs, not options.eager))
+        for rows in options.rows:
+            records += generating(name, settings, rows, options.pairs)
+    if options.out:
+        write(options.out, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""What a trained network does inside; importing this registers every analysis.
+
+An analysis asks a network for a capability (an attribute of its class), not for its name: `tandem analyse` refuses a
+network that lacks it and names those that have it. A new analysis is a file here that registers itself.
+"""
+
+from tandem.analysis import gradient_roles, state_window
+
+__all__ = ["gradient_roles", "state_window"]

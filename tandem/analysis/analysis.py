@@ -1,0 +1,75 @@
+"""What every analysis is: a question to a trained run, answered with numbers that become a record and a picture.
+
+@register("analysis", "mine")
+class Mine(Analysis):
+    asks = "streams"                       # an attribute that the network's class must have
+
+record = Mine(Mine.Config()).measure(run)  # numbers that JSON can hold
+Mine(Mine.Config()).draw(record, axes)     # of matplotlib
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from tandem.corpus import IGNORE, Batch, Order, Store
+from tandem.recipe import Settings, UserError, require
+from tandem.training.run import Run
+
+SUBSET = 0
+"""Key of the order of documents from which a part is taken, the same for every network."""
+
+
+class Analysis:
+    """Base of all analyses."""
+
+    Config: ClassVar[Any] = Settings
+    asks: ClassVar[str]
+    """Attribute of a network's class without which there is nothing to analyse."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Numbers by name. Raises: UserError where the run's text does not suffice."""
+        raise NotImplementedError
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """What `measure` found, on axes of matplotlib."""
+        raise NotImplementedError
+
+
+def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
+    """At most `number` documents of at least `shortest` tokens, document end included, in one fixed shuffled order.
+
+    Raises: UserError where there are none.
+    """
+    order = Order(store, SUBSET).epoch(0).documents
+    found = order[store.lengths[order] >= shortest][:number].tolist()
+    if not found:
+        raise UserError(
+            f"analysis.tokens: no held-out document has the {shortest} tokens that this takes; the longest has "
+            f"{store.lengths.max()}. Ask for fewer tokens"
+        )
+    return found
+
+
+def first_tokens(store: Store, documents: list[int], tokens: int) -> Batch:
+    """A row for each document: its first `tokens` tokens and what follows each; shorter ones end in document ends."""
+    rows = np.full((len(documents), tokens + 1), store.eos)
+    lengths = []
+    for row, document in enumerate(documents):
+        text = store.document(document)[: tokens + 1]
+        rows[row, : len(text)] = text
+        lengths.append(len(text) - 1)
+    ids = torch.from_numpy(rows).long()
+    rest = torch.arange(tokens) >= torch.tensor(lengths)[:, None]
+    starts = torch.where(rest, torch.arange(tokens), 0)
+    return Batch(ids[:, :-1], ids[:, 1:].masked_fill(rest, IGNORE), starts)
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """By a parabola through `window` neighbours (Savitzky and Golay), as in the papers' figures."""
+    window = min(window, len(values) - (len(values) + 1) % 2)  # odd, and no longer than there are values
+    return require("scipy.signal", "statistics").savgol_filter(values, window, min(2, window - 1))

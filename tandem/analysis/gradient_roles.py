@@ -1,0 +1,226 @@
+"""Where the gradient of future losses lands: in the states that persist, or in those that predict.
+
+Give every slot (one stream at one position p) a copy of the parameters of its own. The loss at p + k pulls at the copy
+of slot p only through what later tokens read of it, the loss at p through its own prediction:
+
+    r(p, k) = | grad of slot p, loss at p + k | / | grad of slot p, loss at p |        k = 1 .. horizon
+
+No copy is made. A linear layer gives slot p the gradient g a^T (g: gradient at its output, a: its input, both of that
+slot), of squared norm |g|^2 |a|^2; a norm's weight |g * normalised input|^2; the embedding |g|^2. So one backward from
+one loss holds the norms of all earlier slots of all streams. Of every document `targets` loss positions are drawn, and
+every pair (p, j) of them with p before j gives a ratio, 16 times more for a backward than one slot at a time.
+
+Counted are all parameters in the blocks and the embedding of the slot; head and final norm are shared by none.
+
+Cost: a forward and `targets` backward passes for every row of documents.
+Source: State-Prediction Separation (arXiv 2607.01218), figure 5a.
+Shapes: B documents, S streams, T tokens, J targets, K horizon.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
+from tandem.corpus import Batch
+from tandem.nn.init import roles
+from tandem.recipe import Settings, UserError, register
+from tandem.training.run import Run
+
+KINDS = {"attention": "attention", "attention_out": "attention", "mlp": "mlp", "mlp_out": "mlp", "norm": "norm"}
+"""Of parameters in a block, by role; biases count with their matrices."""
+
+
+@register("analysis", "gradient_roles")
+class GradientRoles(Analysis):
+    """Gradient of future losses against that of the present loss, by offset, for every stream."""
+
+    asks = "streams"
+
+    class Config(Settings):
+        documents: int = Field(1000, ge=1)
+        """Held-out documents, at most; only those that are long enough for the largest offset."""
+        tokens: int | None = Field(None, ge=32)
+        """Of each document, at most; null: 1024, or the context of the run where it is shorter. Slots lie in its first
+        half without the first sixteenth, offsets go up to half of it."""
+        targets: int = Field(64, ge=2)
+        """Loss positions drawn in each document, one backward each."""
+        rows: int = Field(4, ge=1)
+        """Documents at a time; changes nothing but speed and memory."""
+        resamples: int = Field(1000, ge=100)
+        """Of documents, for the intervals."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        c, store, network = self.config, run.corpus.validation, run.network.eval()
+        tokens = c.tokens or min(1024, run.recipe.batch.context)
+        first, horizon = tokens // 16, tokens // 2
+        if c.targets > horizon:
+            raise UserError(f"analysis.targets = {c.targets}: at most {horizon} with {tokens} tokens; ask for fewer")
+        documents = chosen_documents(store, c.documents, shortest=first + horizon + 2)
+        draw = np.random.default_rng(0)
+        found: list[np.ndarray] = []
+        for begin in range(0, len(documents), c.rows):
+            batch = first_tokens(store, documents[begin : begin + c.rows], tokens)
+            ends = (batch.starts == 0).sum(1).tolist()
+            chosen = [np.sort(draw.choice(np.arange(first, end), c.targets, replace=False)) for end in ends]
+            targets = torch.from_numpy(np.stack(chosen))
+            norms = [
+                torch.stack(list(parts.values())).sum(0).sqrt().cpu()
+                for parts in squared_norms(network, batch.to(run.device.value), targets)
+            ]
+            last_slot = [min(horizon, end - horizon) for end in ends]
+            found.append(_ratios(torch.stack(norms).numpy(), targets.numpy(), last_slot, horizon, begin))
+        ratios = np.concatenate(found)
+        return {
+            "tokens": tokens,
+            "documents": len(documents),
+            "slots": [first, horizon],
+            "horizon": horizon,
+            "pairs": len(ratios),
+            "streams": {
+                name: _by_offset(ratios[ratios["stream"] == s], horizon, len(documents), c.resamples)
+                for s, name in enumerate(network.streams)
+            },
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        for colour, (name, curve) in enumerate(record["streams"].items()):
+            found = [(k, mean) for k, mean in enumerate(curve["mean"], start=1) if mean]
+            if not found:
+                continue  # nothing reads this stream later
+            offsets, means = np.array(found).T
+            axes.plot(offsets, means, f"C{colour}", linewidth=0.6, alpha=0.3)
+            axes.plot(offsets, 10 ** smoothed(np.log10(means), 21), f"C{colour}", linewidth=1.6, label=name)
+        axes.set_yscale("log")
+        axes.set_xlabel("offset k of the future loss (tokens)")
+        axes.set_ylabel("gradient of the loss k ahead / of the present loss")
+        axes.legend(frameon=False)
+
+
+# ---- norms, without a copy of anything ------------------------------------------------------------------------------
+
+
+class _Use(NamedTuple):
+    """One module applied to all slots: `module` None stands for the embeddings, which enter the first block."""
+
+    layer: int
+    kind: str
+    module: nn.Module | None
+    given: Tensor
+    result: Tensor
+
+    def squares(self, g: Tensor) -> Tensor:
+        """Squared norm of the gradient of a copy of its parameters at each slot, (S B, T), from that at its output."""
+        if self.module is None:
+            return g.square().sum(-1)
+        has_bias = getattr(self.module, "bias", None) is not None
+        if isinstance(self.module, nn.Linear):
+            return g.square().sum(-1) * (self.given.square().sum(-1) + has_bias)
+        normalise = F.rms_norm if isinstance(self.module, nn.RMSNorm) else F.layer_norm
+        weight = g * normalise(self.given, self.given.shape[-1:], eps=self.module.eps)  # type: ignore[arg-type]
+        parts = [weight, g] if has_bias else [weight]
+        return sum((_over_heads(x).square().sum(-1) for x in parts), torch.zeros((), device=g.device))
+
+
+def _over_heads(x: Tensor) -> Tensor:
+    """A norm of queries or keys is shared by the heads of a slot: (S B, T, H, D) to (S B, T, D)."""
+    return x.sum(2) if x.ndim == 4 else x
+
+
+def squared_norms(network: Any, batch: Batch, targets: Tensor) -> Iterator[dict[tuple[int, str], Tensor]]:
+    """For each column of `targets`, (B, J) positions whose loss is asked: squared norms of its gradient in all slots.
+
+    Yields: {(layer, attention, mlp, norm or embedding): (S, B, T)}; a slot behind the target has zero.
+    """
+    probe, rows = copy.copy(network), torch.arange(len(targets))
+    probe.whole = True  # every slot of every block, also those that no loss needs
+    with torch.enable_grad():
+        uses, nll = _recorded(probe, batch)
+        for column in targets.T:
+            results = [use.result for use in uses]
+            grads = torch.autograd.grad(nll[rows, column].sum(), results, retain_graph=True, materialize_grads=True)
+            found: dict[tuple[int, str], Tensor] = {}
+            for use, g in zip(uses, grads, strict=True):
+                squares = use.squares(g).unflatten(0, (-1, len(targets)))
+                key = use.layer, use.kind
+                found[key] = found[key] + squares if key in found else squares
+            yield found
+
+
+def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
+    """Every use of a parameter in the blocks, in one forward, and its losses (B, T)."""
+    uses: list[_Use] = []
+
+    def enter(block: nn.Module, args: tuple) -> None:
+        uses.append(_Use(0, "embedding", None, args[0], args[0]))
+
+    hooks = [network.blocks[0].register_forward_pre_hook(enter)]
+    for layer, block in enumerate(network.blocks):
+        role = roles(block)
+        for name, module in block.named_modules():
+            if f"{name}.weight" in role:
+
+                def note(module, args, result, layer=layer, kind=KINDS[role[f"{name}.weight"]]):
+                    uses.append(_Use(layer, kind, module, args[0].detach(), result))
+
+                hooks.append(module.register_forward_hook(note))
+    try:
+        return uses, network.score(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ---- ratios ---------------------------------------------------------------------------------------------------------
+
+RATIO = np.dtype([("document", int), ("stream", int), ("offset", int), ("ratio", float)])
+
+
+def _ratios(
+    norms_JSBT: np.ndarray, targets_BJ: np.ndarray, last_slot: list[int], horizon: int, first_document: int
+) -> np.ndarray:
+    """Of all pairs of targets (p, j) of a document with p a slot that is looked at and j at most `horizon` ahead."""
+    found = []
+    for row, positions in enumerate(targets_BJ):
+        offset = positions[None] - positions[:, None]
+        a, c = np.nonzero((positions[:, None] < last_slot[row]) & (offset >= 1) & (offset <= horizon))
+        for stream in range(norms_JSBT.shape[1]):
+            norms = norms_JSBT[:, stream, row].astype(np.float64)
+            part = np.zeros(len(a), RATIO)
+            part["document"], part["stream"], part["offset"] = first_document + row, stream, offset[a, c]
+            part["ratio"] = norms[c, positions[a]] / norms[a, positions[a]]
+            found.append(part)
+    return np.concatenate(found)
+
+
+def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int) -> dict[str, list]:
+    """Pairs, median, and arithmetic and geometric mean with 95 % intervals over documents, by offset 1 .. horizon."""
+    cells = np.zeros((3, documents, horizon))  # pairs, ratios, logarithms of ratios
+    place = ratios["document"], ratios["offset"] - 1
+    logs = np.log(np.maximum(ratios["ratio"], np.finfo(float).tiny))  # a slot that nothing reads has ratio 0
+    for cell, value in zip(cells, (1.0, ratios["ratio"], logs), strict=True):
+        np.add.at(cell, place, value)
+    seen = cells[0].sum(0) > 0
+    weights = np.random.default_rng(0).multinomial(documents, [1 / documents] * documents, resamples)
+    n, total, logs = cells[:, :, seen].sum(1)
+    drawn_n, drawn_total, drawn_logs = (weights @ cell for cell in cells[:, :, seen])
+    with np.errstate(invalid="ignore"):  # a resample may miss every document that has some offset
+        drawn_mean, drawn_log = drawn_total / drawn_n, drawn_logs / drawn_n
+    curves = {
+        "mean": total / n,
+        "mean_interval": np.nanquantile(drawn_mean, (0.025, 0.975), axis=0).T,
+        "median": np.array([np.median(ratios["ratio"][ratios["offset"] == k + 1]) for k in np.flatnonzero(seen)]),
+        "geometric_mean": np.exp(logs / n),
+        "geometric_interval": np.exp(np.nanquantile(drawn_log, (0.025, 0.975), axis=0)).T,
+    }
+    listed: dict[str, list] = {"pairs": cells[0].sum(0).astype(int).tolist()}
+    for name, curve in curves.items():
+        values = iter(curve.tolist())
+        listed[name] = [next(values) if was_seen else None for was_seen in seen]
+    return listed

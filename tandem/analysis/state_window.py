@@ -1,0 +1,71 @@
+"""How much of what persists is used: the loss when every token may read only the newest part of it.
+
+    delta_i = nll_i with the state cut to [max(s, i - omega), ..)  -  nll_i          nats, over the position i
+
+In every block the source of keys that persists is cut; a query still reads itself, and a window of two streams stays
+what it is. A network that keeps much in its state loses much. For the plain decoder the state is all its keys.
+
+Cost: two forward passes over the first `tokens` tokens of every document.
+Source: State-Prediction Separation (arXiv 2607.01218), figure 5b. Shapes: D documents, T tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
+from tandem.recipe import Settings, register
+from tandem.training.run import Run
+
+
+@register("analysis", "state_window")
+class StateWindow(Analysis):
+    """Loss by position when the persistent state is cut to a window, against the loss with all of it."""
+
+    asks = "restricted"
+
+    class Config(Settings):
+        window: int = Field(64, ge=0)
+        """Tokens of the state before a query's own that stay readable (omega)."""
+        documents: int = Field(8000, ge=1)
+        """Held-out documents, at most; only those with more than `tokens` tokens."""
+        tokens: int | None = Field(None, ge=2)
+        """Of each document; null: 2048, or the context of the run where it is shorter."""
+        rows: int = Field(8, ge=1)
+        """Documents at a time; changes nothing but speed and memory."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        c, store, network = self.config, run.corpus.validation, run.network.eval()
+        tokens = c.tokens or min(2048, run.recipe.batch.context)
+        documents = chosen_documents(store, c.documents, shortest=tokens + 1)
+        cut, whole = [], []
+        for first in range(0, len(documents), c.rows):
+            batch = first_tokens(store, documents[first : first + c.rows], tokens).to(run.device.value)
+            with torch.no_grad():
+                cut.append(network.restricted(c.window).score(batch).cpu().numpy())
+                whole.append(network.score(batch).cpu().numpy())
+        cut_DT, whole_DT = (np.concatenate(parts).astype(np.float64) for parts in (cut, whole))
+        delta_DT = cut_DT - whole_DT
+        D = len(documents)
+        error = delta_DT.std(0, ddof=1) / D**0.5 if D > 1 else np.zeros(tokens)
+        return {
+            "window": c.window,
+            "tokens": tokens,
+            "documents": D,
+            "nats_per_token": whole_DT.mean(),
+            "nats_per_token_cut": cut_DT.mean(),
+            "last_delta": smoothed(delta_DT.mean(0)[c.window :], 201)[-1] if tokens > c.window + 1 else None,
+            "nll": whole_DT.mean(0).tolist(),
+            "delta": delta_DT.mean(0).tolist(),
+            "delta_standard_error": error.tolist(),
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        first, delta = record["window"], np.array(record["delta"])
+        position = np.arange(len(delta))[first:]
+        axes.plot(position, delta[first:], "C0", linewidth=0.6, alpha=0.3)
+        axes.plot(position, smoothed(delta[first:], 201), "C0", linewidth=1.6)
+        axes.set_xlabel("position in the document (tokens)")
+        axes.set_ylabel(f"loss with {first} tokens of state - loss with all (nats)")

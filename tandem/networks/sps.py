@@ -1,0 +1,275 @@
+"""State-Prediction Separation: one stream remembers, the other predicts.
+
+A Transformer asks one vector both to predict the next token and to be remembered by every later one. Here token i
+enters twice. Its input x_i stays readable to the end of the document; its prediction p_i, which starts as one learned
+vector, emits token i+1 and is forgotten after `window` tokens. Both run through the same blocks at the same position.
+
+    window 2      x0  x1  x2  x3       x3 reads inputs x0 .. x3 and predictions p1, p2
+                  p0  p1  p2  p3       p3 reads inputs x0 .. x3 and predictions p1, p2, p3, and emits token 4
+
+Three choices span the family: which stream persists, how long the other stays readable, which one is read out.
+
+    persistent   window  read          the paper's name
+    inputs       64      predictions   SPS
+    inputs       null    predictions   2x Memory: nothing is forgotten
+    predictions  64      predictions   Delayed State: an extra step, but one stream does both jobs
+    predictions  64      inputs        Reverse SPS: the other stream persists
+    inputs       0       inputs        Standard: nothing reads a prediction, so none is made; the plain decoder
+
+The streams are rows of one tensor, inputs first: every matrix product serves both at once, and attention takes them as
+two groups of queries over the same keys. No sequence of 2T tokens is built. In the last block the stream that is not
+read out is projected to keys and values and goes no further.
+
+Cost: near twice the decoder's products and pairs in training; in decoding its cache and `window` entries a layer more.
+Source: State-Prediction Separation (arXiv 2607.01218), eq. 3 to 5; docs/sps.md.
+Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, N keys of a stream.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.corpus import Batch
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder, DecoderSession
+from tandem.nn.attention import Groups, Source, attend, plan_attention
+from tandem.nn.block import linear_work
+from tandem.nn.cache import Cache
+from tandem.nn.init import Embedding, initialise
+from tandem.nn.spans import Span, causal
+from tandem.recipe import register
+
+Stream = Literal["inputs", "predictions"]
+
+
+@register("network", "sps")
+class SPS(Decoder):
+    """State-Prediction Separation: a stream that remembers and a stream that predicts, through the same blocks."""
+
+    class Config(Decoder.Config):
+        persistent: Stream = "inputs"
+        """The stream whose keys stay readable to the end of the document."""
+        window: int | None = Field(64, ge=0)
+        """Tokens for which the other stream's keys stay readable after their own; null: to the end, too."""
+        read: Stream = "predictions"
+        """The stream from which the next token is read."""
+        predict_in_vocabulary: bool = False
+        """The vector that predictions start from is a row of the token table, and all rows of the table share the
+        probability, as in the authors' code; otherwise it is a parameter of its own."""
+        positions: Literal["adjacent", "halves"] = "adjacent"
+        """Pairs of the rotary positions."""
+
+        @property
+        def streams(self) -> tuple[Stream, ...]:
+            """Those that take part: where nothing reads a prediction, none is made."""
+            unread = self.persistent == self.read == "inputs" and self.window == 0
+            return ("inputs",) if unread else ("inputs", "predictions")
+
+        @property
+        def reach(self) -> None:
+            """The stream that persists is read from the start of the document."""
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        own = len(config.streams) > 1 and not config.predict_in_vocabulary
+        self.predict = Embedding(1, config.width) if own else None
+        self.state_window: int | None = None
+        if generator is not None:
+            initialise(self, config.init, config.depth, generator)
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        grouped = {"key_heads": 2, "qk_norm": True, "bias": True, "tied": False}
+        given: dict[str, dict[str, Any]] = {
+            "separated": {"window": 3},
+            "side_read": {"window": 0},
+            "two_x_memory": {"window": None, **grouped},
+            "delayed_state": {"window": 3, "persistent": "predictions"},
+            "delayed_state_0": {"window": 0, "persistent": "predictions", **grouped},
+            "reverse_sps": {"window": 3, "persistent": "predictions", "read": "inputs"},
+            "reverse_sps_0": {"window": 0, "persistent": "predictions", "read": "inputs"},
+            "standard": {"window": 0, "read": "inputs"},
+        }
+        return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
+        standard = {"persistent": "inputs", "window": 0, "read": "inputs", "predict_in_vocabulary": False}
+        plain = Decoder.Config.model_validate(
+            {key: getattr(config, key) for key in Decoder.Config.model_fields} | {"window": None}
+        )
+        return config.model_copy(update=standard), plain, lambda name: name
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return self.config.streams
+
+    @property
+    def head(self) -> Tensor:
+        if self.config.predict_in_vocabulary:
+            return (self.table if self.output is None else self.output).weight
+        return super().head
+
+    @property
+    def first_prediction(self) -> Tensor:
+        """(C,): what every prediction starts from."""
+        return self.table.weight[self.vocabulary] if self.predict is None else self.predict.weight[0]
+
+    def restricted(self, window: int) -> Self:
+        other = copy.copy(self)
+        other.state_window = window
+        return other
+
+    def span(self, starts: Tensor, positions: Tensor | None = None) -> Span:
+        return causal(starts, None if self.state_window is None else self.state_window + 1, positions)
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        if len(self.streams) == 1:
+            return super().forward(x, batch)
+        return self.run(x, StreamReader(self, batch.starts, x)), {}
+
+    def run(self, x: Tensor, reader: Any) -> Tensor:
+        if len(self.streams) == 1:
+            return super().run(x, reader)
+        inputs, predictions = slice(len(x)), slice(len(x), None)
+        read = inputs if self.config.read == "inputs" else predictions
+        x = torch.cat((x, self.first_prediction.expand_as(x)))
+        *others, last = self.stack
+        for block in others:
+            x = self.run_block(block, x, reader)
+        if self.whole:
+            return self.norm(self.run_block(last, x, reader)[read])
+        return self.norm(self.run_block(last, x, reader, read))
+
+    def session(self, rows: int) -> DecoderSession:
+        return DecoderSession(self, rows) if len(self.streams) == 1 else StreamSession(self, rows)
+
+    def cost(self) -> Cost:
+        c, plain = self.config, super().cost()
+        if len(c.streams) == 1:
+            return plain
+        G, D, _ = c.derived
+
+        def recent(n: int) -> int:
+            """Keys of the stream that does not persist, before index n, that are read there."""
+            return n if c.window is None else min(n, c.window)
+
+        def keys(n: int) -> int:
+            inputs = n + 1 + recent(n)
+            predictions = inputs + 1
+            return c.depth * (inputs + predictions) - (inputs if c.read == "predictions" else predictions)
+
+        unread = linear_work(c) - c.width * 2 * G * D  # of the last block, for the stream that is not read out
+        return Cost(
+            parameters=plain.parameters,
+            linear=2 * plain.linear - unread,
+            head=self.head.numel(),
+            pair=c.heads * D,
+            pairs=lambda n: sum(map(keys, range(n))),
+            keys=keys,
+            cache=lambda n: 2 * c.depth * G * D * (n + recent(n)),
+        )
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        spans = stream_spans(config, torch.tensor([starts]))
+        return [
+            (f"{source} that {query} read", span, len(starts))
+            for source, groups in zip(config.streams, spans, strict=True)
+            for query, span in zip(config.streams, groups, strict=True)
+        ]
+
+
+def stream_spans(
+    config: SPS.Config, starts: Tensor, positions: Tensor | None = None, state_window: int | None = None
+) -> tuple[Groups, ...]:
+    """Eq. 5: of each stream's keys, what the queries of each stream read.
+
+    Args:
+        starts: (B, T), where the document of each query begins; the window ends there, too.
+        positions: (T,) of the queries, where they are not 0 .. T - 1 (decoding).
+        state_window: tokens before a query's own to which the stream that persists is cut; None: not at all.
+    """
+    i = torch.arange(starts.shape[-1]) if positions is None else positions
+    if len(config.streams) == 1:
+        return ((causal(starts, None, i),),)
+    kept, recent = (
+        starts if reach is None else torch.maximum(starts, i - reach) for reach in (state_window, config.window)
+    )
+    x_lo, p_lo = (kept, recent) if config.persistent == "inputs" else (recent, kept)
+    x_span = Span(x_lo, i + 1)
+    return (x_span, x_span), (Span(p_lo, i), Span(p_lo, i + 1))  # x_i comes before p_i and never reads it
+
+
+class Reading:
+    """Attention over the keys of both streams: of both as queries or, in the last block, of the one read out."""
+
+    def __init__(self, network: SPS, spans: tuple[Groups, ...], keys: tuple[int, ...], device: torch.device):
+        read = network.streams.index(network.config.read)
+        ways = spans, tuple(groups[read] for groups in spans)
+        self.both, self.one = ((way, plan_attention(way, keys, device=device)) for way in ways)
+
+    def __call__(self, q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
+        """q of 2B rows, inputs first, or of B; k and v of each stream."""
+        has_both = q.shape[0] == 2 * k[0].shape[0]
+        spans, plan = self.both if has_both else self.one
+        sources = [Source(*source) for source in zip(k, v, spans, strict=True)]
+        if has_both:
+            return torch.cat(attend(q.chunk(2), sources, plan=plan))
+        return attend(q, sources, plan=plan)
+
+
+class StreamReader:
+    """Reads a whole batch at once: every layer by the same spans, planned once."""
+
+    def __init__(self, network: SPS, starts: Tensor, x: Tensor):
+        T = x.shape[1]
+        self.rotation = network.rotation(0, T, x)
+        spans = stream_spans(network.config, starts, state_window=network.state_window)
+        self.read = Reading(network, spans, (T, T), x.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.read(q, k.chunk(2), v.chunk(2))
+
+
+class StreamSession(DecoderSession):
+    """`caches` hold the stream that persists, `rings` the last `window` entries of the other.
+
+    A step takes the pair (x_i, p_i) through every block in one pass over the weights and the keys.
+    """
+
+    def __init__(self, network: SPS, rows: int):
+        super().__init__(network, rows)
+        self.rings = [Cache(network.config.window) for _ in network.blocks]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        stores = self.caches[layer], self.rings[layer]
+        if self.network.config.persistent == "predictions":
+            stores = stores[::-1]
+        kv = [store.append(*new) for store, new in zip(stores, zip(k.chunk(2), v.chunk(2), strict=True), strict=True)]
+        k, v = zip(*kv, strict=True)
+        if self.plan is None:
+            self.plan = self._reading(q.shape[2], tuple(x.shape[2] for x in k), q.device)
+        return self.plan(q, k, v)
+
+    def _reading(self, queries: int, keys: tuple[int, ...], device: torch.device) -> Reading:
+        """What the newest columns read of those that the stores return."""
+        spans = []
+        for source, held in enumerate(keys):
+            first = self.columns - held  # column of the store's first entry
+            starts, columns = (self.pads[:, None] - first).clamp_min(0), torch.arange(held - queries, held)
+            spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
+        return Reading(self.network, tuple(spans), keys, device)
+
+    def fork(self) -> Self:
+        other = super().fork()
+        other.rings = [ring.fork() for ring in self.rings]
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + sum(ring.bytes for ring in self.rings)

@@ -1,0 +1,46 @@
+"""Bugs of studies and of the statistics behind a verdict."""
+
+STATISTICS = "tests/comparison/test_statistics.py"
+
+# fmt: off
+BUGS = {
+    "comparison/study.py": [
+        ("arms may read different texts", "tests/comparison/test_study.py",
+         "if recipe.value(key) != one.value(key)", "if False"),
+        ("trials use the seeds of the comparison", "tests/comparison/test_study.py",
+         "Job(arm, self.keys.tuning_seed, rate, True)", "Job(arm, self.seeds[0], rate, True)"),
+        ("trials are not paid for", "tests/comparison/test_study.py",
+         "(len(keys.seeds) + len(keys.rates))", "len(keys.seeds)"),
+    ],
+    "comparison/folder.py": [
+        ("seeds may be taken out again", "tests/comparison/test_study.py",
+         "set(value) <= set(new or [])", "True"),
+    ],
+    "comparison/texts.py": [
+        ("other texts are the held-out one", "tests/comparison/test_texts.py",
+         "        store,\n", "        run.corpus.validation,\n"),
+    ],
+    "comparison/statistics.py": [
+        ("arms are paired with other seeds", STATISTICS,
+         "for seed in shared]) for arm", "for seed in shared[:: 1 if arm == one else -1]]) for arm"),
+        ("seeds: n instead of n - 1", STATISTICS,
+         "by_seed.var(ddof=1)", "by_seed.var()"),
+        ("a sample: n instead of n - 1", STATISTICS,
+         "np.std(values, ddof=1)", "np.std(values)"),
+        ("documents do not vary", STATISTICS,
+         "document_variance -= min(both, seed_variance, document_variance)", "document_variance = 0.0"),
+        ("one seed does for a winner", STATISTICS,
+         "math.nan, float(square.sum())", "0.0, float(square.sum())"),
+        ("Holm left out", STATISTICS,
+         "len(values) - np.arange(len(values))", "np.ones(len(values))"),
+        ("a winner before all runs are there", STATISTICS,
+         "if told and not missing", "if told"),
+    ],
+    "comparison/report.py": [
+        ("a sample is read as HTML", "tests/comparison/test_report.py",
+         "…{escape(text)}</p>", "…{text}</p>"),
+        ("folders of this machine are shown", "tests/comparison/test_report.py",
+         'rpartition("/")[2] if', 'strip("\\t") if'),
+    ],
+}
+# fmt: on

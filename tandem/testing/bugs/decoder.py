@@ -1,0 +1,36 @@
+"""Bugs of the plain decoder and of what it costs."""
+
+DECODER = "tests/networks/test_decoder.py"
+
+# fmt: off
+BUGS = {
+    "networks/decoder.py": [
+        ("pads are read in decoding", "unequal_prompts",
+         "starts = (self.pads[:, None]", "starts = (0 * self.pads[:, None]"),
+        ("every step is at position 0", "decoding",
+         "rotation(self.columns, tokens", "rotation(0, tokens"),
+        ("columns are not counted", "decoding",
+         "self.columns += tokens.shape[1]", "self.columns += 1"),
+        ("window in the cache but not in the mask", "decoding",
+         "causal(starts, self.config.window, positions)", "causal(starts, None, positions)"),
+        ("a fork shares its caches", "fork",
+         "[cache.fork() for cache in self.caches]", "self.caches"),
+        ("a fork forgets its pads", "fork",
+         "other.columns, other.pads = self.columns, self.pads", "other.columns = self.columns"),
+        ("spare ids take part", "probabilities",
+         ".weight[: self.vocabulary]", ".weight"),
+        ("learned positions do not restart", "documents",
+         "torch.arange(x.shape[1]) - batch.starts", "torch.arange(x.shape[1]) + 0 * batch.starts"),
+        ("learned positions count the pads", "unequal_prompts",
+         "(columns - self.pads[:, None])", "(columns + 0 * self.pads[:, None])"),
+        ("no final norm", DECODER,
+         "return self.norm(x)", "return x"),
+        ("logits of the first of several tokens", "decoding",
+         "hidden[:, -1]", "hidden[:, 0]"),
+        ("a step costs one key too few", "flops",
+         "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
+        ("the cache costs one head", "cache",
+         "2 * c.depth * c.key_heads", "2 * c.depth"),
+    ],
+}
+# fmt: on

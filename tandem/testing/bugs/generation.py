@@ -1,0 +1,22 @@
+"""Bugs of sampling and streaming."""
+
+GENERATE = "tests/generation/test_generate.py"
+
+# fmt: off
+BUGS = {
+    "generation/sampling.py": [
+        ("a nucleus one token too small", "tests/generation/test_sampling.py",
+         "p_BK.cumsum(-1) - p_BK >= top_p", "p_BK.cumsum(-1) >= top_p"),
+        ("all rows draw alike", "tests/generation/test_sampling.py",
+         'f"{seed}/{row}"', 'f"{seed}"'),
+    ],
+    "generation/generate.py": [
+        ("a stopped row goes on", GENERATE,
+         "[row for row in going if drawn[row] != stop]", "going"),
+        ("one token too many", GENERATE,
+         "if not going or not left:", "if not going:"),
+        ("characters come in halves", GENERATE,
+         "if piece.endswith(\"\\ufffd\")", "if False"),
+    ],
+}
+# fmt: on

@@ -1,0 +1,68 @@
+"""Bugs of steps, optimisers, checkpoints and processes."""
+
+CHECKPOINT = "tests/training/test_checkpoint.py"
+PARALLEL = "tests/training/test_parallel.py"
+
+# fmt: off
+BUGS = {
+    "training/checkpoint.py": [
+        ("the optimiser is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
+        ("the network is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
+        ("a checkpoint gets its name before its manifest", CHECKPOINT,
+         """        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(partial)
+        partial.rename(target)
+""",
+         """        partial.rename(target)
+        _write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(target)
+"""),
+        ("what is read is not held against the manifest", CHECKPOINT,
+         "if expected != _entry(data):", "if False:"),
+    ],
+    "training/parallel.py": [
+        ("ddp divides gradients by the processes", PARALLEL,
+         "model.register_comm_hook(None, _add)", "pass"),
+        ("fsdp divides gradients by the processes", PARALLEL,
+         "module.set_gradient_divide_factor(1.0)", "pass"),
+        ("targets are counted by every process for itself", PARALLEL,
+         "for number in SIGNALS)])\n        dist.all_reduce(total)", "for number in SIGNALS)])"),
+    ],
+    "training/run.py": [
+        ("every process reads the same rows", PARALLEL,
+         "self.ranks.rank * pieces", "0 * pieces"),
+    ],
+    "training/schedule.py": [
+        ("the first step is lost", "tests/training/test_schedule.py",
+         "(step + 1) / self.warmup", "step / self.warmup"),
+        ("the decay ends a step early", "tests/training/test_schedule.py",
+         "(self.steps - step) / decay", "(self.steps - step - 1) / decay"),
+    ],
+    "training/loop.py": [
+        ("a resumed run repeats its last step", "tests/training/test_resume.py",
+         "seconds = step + 1, run", "seconds = step, run"),
+        ("the first micro-batch sends gradients, not the last", PARALLEL,
+         "index == len(batches)", "index == 1"),
+    ],
+    "training/optimiser.py": [
+        ("gradients are not cleared", "tests/training/test_loop.py",
+         "self.inner.zero_grad(set_to_none=True)", "pass"),
+        ("the state moves on though the step is skipped", "tests/training/test_progress.py",
+         "        if update:\n", "        if True:\n"),
+        ("everything decays", "tests/training/test_optimiser.py",
+         "weight_decay if decayed else 0.0", "weight_decay"),
+    ],
+    "training/progress.py": [
+        ("a spike enters the estimate whole", "tests/training/test_progress.py",
+         "(limit if high else value) - mean", "value - mean"),
+    ],
+    "training/muon.py": [
+        ("the table is a hidden matrix", "tests/training/test_muon.py",
+         "DECAYED - {\"embedding\", \"head\"}", "DECAYED - {\"head\"}"),
+        ("q, k and v are one matrix", "tests/training/test_muon.py",
+         "whole.split(group[\"parts\"], dim=-2)", "(whole,)"),
+    ],
+}
+# fmt: on

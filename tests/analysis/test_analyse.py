@@ -1,0 +1,81 @@
+"""`tandem analyse`: a trained run, an analysis, its record and its picture."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
+from tandem.cli import main
+from tandem.comparison.trained import open_trained
+from tandem.recipe import register
+from tandem.recipe.settings import _registry
+
+SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, small_corpus):
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("sps", "decoder"):
+        done = tandem("train", f"{name}/tiny", "--run", name, "--runs", folder, *SMALL, *small_corpus)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.mark.parametrize("network", ["sps", "decoder"])
+def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
+    done = tandem("analyse", "state_window", runs / network, "window=4", "tokens=40", "documents=5", "rows=2")
+    assert done.exit_code == 0, done.output
+    record = json.loads((runs / network / "analysis/state_window.json").read_text())
+    assert (record["network"], record["step"], record["options"]["window"]) == (network, 4, 4)
+    assert record["documents"] == 5 and len(record["delta"]) == 40
+    assert all(abs(delta) < 1e-6 for delta in record["delta"][:5])  # nothing is cut yet
+    assert any(abs(delta) > 1e-6 for delta in record["delta"][5:])
+    run = open_trained(runs / network)
+    whole, store = run.network.eval(), run.corpus.validation
+    batch = first_tokens(store, chosen_documents(store, 5, shortest=41), 40)
+    with torch.no_grad():
+        delta = whole.restricted(4).score(batch) - whole.score(batch)
+    torch.testing.assert_close(torch.tensor(record["delta"]), delta.mean(0), rtol=0, atol=1e-5)
+    assert (runs / network / "analysis/state_window.png").stat().st_size > 5000
+
+
+def test_gradient_roles_tell_the_streams_apart(runs):
+    done = tandem("analyse", "gradient_roles", runs / "sps", "tokens=48", "targets=10", "documents=6", "rows=4")
+    assert done.exit_code == 0, done.output
+    record = json.loads((runs / "sps/analysis/gradient_roles.json").read_text())
+    assert list(record["streams"]) == ["inputs", "predictions"] and record["horizon"] == 24
+    for curve in record["streams"].values():
+        assert len(curve["mean"]) == 24 and sum(curve["pairs"]) * 2 == record["pairs"]
+        assert all((mean is None) == (n == 0) for mean, n in zip(curve["mean"], curve["pairs"], strict=True))
+    assert (runs / "sps/analysis/gradient_roles.png").stat().st_size > 5000
+
+
+def refused(done, *words):
+    assert done.exit_code == 2 and "Traceback" not in done.stderr, done.output
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_what_can_not_be_analysed_is_refused_by_name(runs):
+    @register("analysis", "asking")
+    class Asking(Analysis):
+        asks = "gates"
+
+    try:
+        refused(tandem("analyse", "asking", runs / "sps"), "asks a network for `gates`, and sps has none")
+    finally:
+        del _registry["analysis"]["asking"]
+    refused(tandem("analyse", "gradient_role", runs / "sps"), "no such analysis; did you mean gradient_roles?")
+    refused(tandem("analyse", "state_window", runs / "sps", "windw=3"), "did you mean analysis.window?")
+    refused(tandem("analyse", "state_window", runs / "nowhere"), "no run here")
+    refused(
+        tandem("analyse", "state_window", runs / "sps", "tokens=100000"), "no held-out document has the 100001 tokens"
+    )
+    refused(tandem("analyse", "gradient_roles", runs / "sps", "tokens=40", "targets=21"), "at most 20 with 40 tokens")
