@@ -27,6 +27,7 @@ Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, N keys of
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -149,7 +150,7 @@ class SPS(Decoder):
         return DecoderSession(self, rows) if len(self.streams) == 1 else StreamSession(self, rows)
 
     def cost(self) -> Cost:
-        c, plain = self.config, super().cost()
+        c, plain = self.config, replace(super().cost(), head=self.head.numel())
         if len(c.streams) == 1:
             return plain
         G, D, _ = c.derived
@@ -167,7 +168,7 @@ class SPS(Decoder):
         return Cost(
             parameters=plain.parameters,
             linear=2 * plain.linear - unread,
-            head=self.head.numel(),
+            head=plain.head,
             pair=c.heads * D,
             pairs=lambda n: sum(map(keys, range(n))),
             keys=keys,
@@ -250,7 +251,7 @@ class StreamSession(DecoderSession):
         stores = self.caches[layer], self.rings[layer]
         if self.network.config.persistent == "predictions":
             stores = stores[::-1]
-        kv = [store.append(*new) for store, new in zip(stores, zip(k.chunk(2), v.chunk(2), strict=True), strict=True)]
+        kv = [store.append(*new) for store, *new in zip(stores, k.chunk(2), v.chunk(2), strict=True)]
         k, v = zip(*kv, strict=True)
         if self.plan is None:
             self.plan = self._reading(q.shape[2], tuple(x.shape[2] for x in k), q.device)
