@@ -17,6 +17,8 @@ class Cost:
     linear: multiply-adds of all blocks.  head: multiply-adds of one position's logits.
     pair: channels H D summed over layers.  pairs: keys read by all queries of one document of n tokens, per layer.
     keys: keys read by the query at index n.  cache: numbers kept for decoding after n tokens.
+    passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
+        blocks in training, all passes together, where these are not `linear`.
     """
 
     parameters: dict[str, int]
@@ -26,6 +28,8 @@ class Cost:
     pairs: Callable[[int], int]
     keys: Callable[[int], int]
     cache: Callable[[int], int]
+    passes: float = 1
+    training_linear: float | None = None
 
     @property
     def total_parameters(self) -> int:
@@ -35,8 +39,8 @@ class Cost:
         """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one)."""
         pairs = sum(self.pairs(n) for n in documents or [context])
         return {
-            "linear": 6 * context * self.linear,
-            "attention": 14 * self.pair * pairs,
+            "linear": round(6 * context * (self.linear if self.training_linear is None else self.training_linear)),
+            "attention": round(14 * self.passes * self.pair * pairs),
             "head": 6 * context * self.head,
         }
 

@@ -88,17 +88,28 @@ class Decoder(Network):
         return self.table(tokens)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        reader = SpanReader(self, causal(batch.starts, self.config.window), x)
-        if self.places is not None:
-            index = torch.arange(x.shape[1]) - batch.starts
-            x = x + self.places(index.to(x.device))
-        return self.run(x, reader), {}
+        return self.run(self.placed(x, batch), self.reader(x, batch)), {}
+
+    def placed(self, x: Tensor, batch: Batch) -> Tensor:
+        """Embeddings with their positions, where these are learned: what enters the first block."""
+        if self.places is None:
+            return x
+        index = torch.arange(x.shape[1]) - batch.starts
+        return x + self.places(index.to(x.device))
+
+    def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
+        """What all blocks read by, in any number of passes over a batch of embeddings shaped like `x`."""
+        return SpanReader(self, causal(batch.starts, self.config.window), x)
 
     def run(self, x: Tensor, reader: Any) -> Tensor:
         """All blocks and the final norm."""
+        return self.norm(self.states(x, reader))
+
+    def states(self, x: Tensor, reader: Any) -> Tensor:
+        """All blocks: the last one's output, before the final norm."""
         for block in self.stack:
             x = self.run_block(block, x, reader)
-        return self.norm(x)
+        return x
 
     def rotation(self, first: int, length: int, like: Tensor) -> Rotation | None:
         """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
@@ -160,14 +171,22 @@ class DecoderSession:
         self.pads = torch.zeros(rows, dtype=torch.long)
 
     def prefill(self, prompts: list[list[int]]) -> Tensor:
+        return self.step(self.align(prompts))
+
+    def align(self, prompts: list[list[int]]) -> Tensor:
+        """(B, T): the prompts, padded in front."""
         if len(prompts) != self.rows or not all(prompts):
             raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
         longest = max(map(len, prompts))
         self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
-        return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+        return torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
 
     @torch.inference_mode()  # not no_grad: a tenth less time for one token of a small network
     def step(self, tokens: Tensor) -> Tensor:
+        return self.logits(self.states(self.enter(tokens)))
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """What enters the first block for the next tokens (B, n), with their positions."""
         network = self.network
         tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)
         x = network.embed(tokens)
@@ -177,12 +196,18 @@ class DecoderSession:
             if int(index.max()) >= network.context:
                 raise ValueError(f"learned positions end at {network.context} tokens; generate fewer")
             x = x + network.places(index.to(x.device))
-        self.rotation = network.rotation(self.columns, tokens.shape[1], x)
-        self.columns += tokens.shape[1]
+        return x
+
+    def states(self, x: Tensor) -> Tensor:
+        """The last block's output for the next columns (B, n, C), which are then read."""
+        self.rotation = self.network.rotation(self.columns, x.shape[1], x)
+        self.columns += x.shape[1]
         self.plan = None
-        for block in network.stack:
-            x = block(x, self)
-        return (network.norm(x[:, -1]) @ network.head.T).float()
+        return self.network.states(x, self)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, V) float32, of what follows the last column."""
+        return (self.network.norm(x[:, -1]) @ self.network.head.T).float()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cache = self.caches[layer]
@@ -194,7 +219,7 @@ class DecoderSession:
 
     def _span(self, queries: int, keys: int) -> Span:
         """What the newest columns read of those that the caches return."""
-        starts = (self.pads[:, None] - (self.columns - keys)).clamp_min(0)
+        starts = (self.pads[:, None] - (self.columns - keys)).clamp(0, keys)
         return causal(starts, self.network.config.window, torch.arange(keys - queries, keys))
 
     def fork(self) -> "DecoderSession":

@@ -25,6 +25,7 @@ from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
 from tandem.nn.init import roles
 from tandem.nn.spans import Span
+from tandem.recipe import UserError
 
 
 class Session(Protocol):
@@ -129,6 +130,12 @@ class Network(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False)
         return block(x, reader)
+
+    def start_from(self, other: "Network") -> None:
+        """Takes over the weights of a trained network. Raises: UserError where it is not the same in kind and shape."""
+        if type(other) is not type(self) or other.config != self.config:
+            raise UserError(f"{type(self).__name__} can not start from {type(other).__name__} of other settings")
+        self.load_state_dict(other.state_dict())
 
     def parameters_by_role(self) -> dict[str, int]:
         counts: dict[str, int] = {}

@@ -7,7 +7,7 @@ Randomness comes from generators keyed by (seed, purpose), so that one part draw
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -96,8 +96,8 @@ class Run:
 
     def batches(self, step: int) -> list:
         """Micro-batches of a step on the host, a pure function of (seed, step)."""
-        parts = self.recipe.batch.micro_batches
-        return [self.view.batch(step, part, parts) for part in range(parts)]
+        parts, key = self.recipe.batch.micro_batches, keyed(self.recipe.seed, f"step/{step}")
+        return [replace(self.view.batch(step, part, parts), key=key) for part in range(parts)]
 
     def autocast(self):
         return autocast(self.device.value, self.precision.value)
