@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -57,7 +57,7 @@ def _tandem(
 
 def _fill() -> None:
     """Import what registers itself."""
-    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation"):
+    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
         importlib.import_module(f"tandem.{part}")
 
 
@@ -142,14 +142,33 @@ def train(
 ) -> None:
     """Train a recipe, or go on with it: the same command again continues an interrupted run."""
     _fill()
-    from tandem.comparison.pretrain import pretrain
     from tandem.recipe import load
-    from tandem.training.health import Stopped
 
     loaded = load(recipe, overrides or [])
-    name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+    _train(loaded, runs / (run or f"{Path(recipe).stem}-{loaded.fingerprint}"))
+
+
+@main.command()
+def convert(
+    source: RunPath,
+    overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of that run's recipe.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Make a trained decoder context-ready, at first the very same function, and train it on."""
+    _fill()
+    from tandem.comparison.trained import converted
+
+    recipe = converted(source, overrides or [])
+    _train(recipe, runs / (run or f"{source.name}-converted-{recipe.fingerprint}"))
+
+
+def _train(recipe: Any, path: Path) -> None:
+    from tandem.comparison.pretrain import pretrain
+    from tandem.training.health import Stopped
+
     try:
-        pretrain(loaded, runs / name)
+        pretrain(recipe, path)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)

@@ -29,6 +29,7 @@ from tandem.training.observers import Log, Step
 from tandem.training.plan import page
 from tandem.training.run import Progress as RunProgress
 from tandem.training.run import Run
+from tandem.training.start import start
 
 Say = Callable[[str], object]
 
@@ -45,6 +46,8 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict
 
     # What can be refused is refused before a folder is made.
     run = None if path.exists() else Run(recipe, prepared(recipe, console))
+    if run is not None:
+        start(run.network, recipe)
     with RunFolder.start(path, recipe.to_yaml()) as folder:
         result_file = path / "result.json"
         if not result_file.exists():
@@ -84,10 +87,12 @@ def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None) -
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:
-    """The run at the last checkpoint of the folder, if there is one."""
+    """The run at the last checkpoint of the folder or, where there is none yet, at its start."""
     last = checkpoint.latest(folder.checkpoints)
     if last is not None:
         run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser))
+    else:
+        start(run.network, run.recipe)
     return run
 
 

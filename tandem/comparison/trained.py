@@ -3,6 +3,7 @@
 Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import UserError, configure, load
+from tandem.recipe import Recipe, UserError, configure, load, registered
 from tandem.training import checkpoint
 from tandem.training.folder import RunFolder
 from tandem.training.run import Run
@@ -65,6 +66,21 @@ def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[st
         network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, on_text=show
     )
     print("" if pieces else "\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
+
+
+def converted(path: Path, overrides: list[str]) -> Recipe:
+    """The recipe of the run in `path` for the network that wraps its own and starts as the same function.
+
+    Raises: UserError where no network does.
+    """
+    recipe = load(str(RunFolder.open(path).recipe))
+    plain = recipe.choice("network")
+    wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]
+    if not wrapping:
+        raise UserError(f"{path}: no network wraps {recipe.values['network']['name']}, so it can not be converted")
+    options = recipe.values["network"] | {"name": wrapping[0]}
+    given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
+    return load(str(RunFolder.open(path).recipe), [*given, f"start.run={path}", *overrides])
 
 
 def write_model(path: Path, folder: Path) -> str:

@@ -132,9 +132,13 @@ class Network(nn.Module):
         return block(x, reader)
 
     def start_from(self, other: "Network") -> None:
-        """Takes over the weights of a trained network. Raises: UserError where it is not the same in kind and shape."""
-        if type(other) is not type(self) or other.config != self.config:
-            raise UserError(f"{type(self).__name__} can not start from {type(other).__name__} of other settings")
+        """Takes over the weights of a trained network. Raises: UserError where that would be another function."""
+        here, there = ({"kind": type(n).__name__, "context": n.context, **n.config.model_dump()} for n in (self, other))
+        same = {"init"} | ({"context"} if self.longest is None else set())
+        different = [key for key in here | there if key not in same and here.get(key) != there.get(key)]
+        if different:
+            lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} here" for key in different]
+            raise UserError("\n".join(["start.run: this network can not take over the weights of that one:", *lines]))
         self.load_state_dict(other.state_dict())
 
     def parameters_by_role(self) -> dict[str, int]:
