@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Network
@@ -113,7 +112,7 @@ class Task:
 
 
 def resolve(row: list[int], task: Task) -> dict[int, int]:
-    """The answer at every queried position of one row, by reading it and following its pointers, one after the other."""
+    """The answer at every queried position of one row, by reading it and following its pointers one by one."""
     points_to, answers = {}, {}
     for i, token in enumerate(row):
         if token == EQUALS:
@@ -149,7 +148,7 @@ def learn(
         loss.backward()
         optimiser.clip()
         optimiser.step(1.0)
-        if (step + 1) % every == 0 and watch(step + 1, float(loss), accuracies(network, task, seed)):
+        if (step + 1) % every == 0 and watch(step + 1, loss.item(), accuracies(network, task, seed)):
             return step + 1
     return steps
 

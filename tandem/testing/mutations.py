@@ -61,6 +61,7 @@ def _mutations(file: str, *rows: tuple[str, str, str, str]) -> list[Mutation]:
     return [Mutation(name, file, text, replaced, test) for name, test, text, replaced in rows]
 
 
+CONTEXT_READY = "tests/networks/test_context_ready.py"
 DECODER = "tests/networks/test_decoder.py"
 LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 GENERATE = "tests/generation/test_generate.py"
@@ -97,6 +98,56 @@ MUTATIONS = [
          "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
         ("the cache costs one head", "cache",
          "2 * c.depth * c.key_heads", "2 * c.depth"),
+    ),
+    *_mutations(
+        "networks/context_ready.py",
+        ("the first position streams uncorrected", "decoding",
+         "e + self.network.correct(h, e, first)", "e + self.network.correct(h, e, first).masked_fill(first, 0)"),
+        ("a document hears from the one before", "documents",
+         "h = h.masked_fill(first, 0)", "h = h.masked_fill(torch.zeros_like(first), 0)"),
+        ("a fork forgets what is carried", "fork",
+         "self.inner.fork(), self.carry, self.passes", "self.inner.fork(), None, self.passes"),
+        ("training pays for a correction too many", "flops",
+         "(K - 1 if c.unroll", "(K if c.unroll"),
+        ("the carried vector costs nothing", "cache",
+         "inner.cache(n) + c.width", "inner.cache(n)"),
+        ("the first pass is corrected already", CONTEXT_READY,
+         "passes - 2, None)", "passes - 1, None)"),
+        ("what is carried comes after the final norm", CONTEXT_READY,
+         "h = self.carry(x, self.wrapped.states(x, reader))", "h = self.carry(x, self.wrapped.run(x, reader))"),
+        ("corrections add up over passes", CONTEXT_READY,
+         "self.correct(h.roll(1, dims=1), e, first)", "plus(self.correct(h.roll(1, dims=1), e, first), c)"),
+        ("a conversion zeroes both matrices", CONTEXT_READY,
+         "nn.init.zeros_(self.F[-1].weight)", "nn.init.zeros_(self.F[0].weight), nn.init.zeros_(self.F[-1].weight)"),
+        ("the most passes are never drawn", CONTEXT_READY,
+         "c.passes + 1, ()", "c.passes, ()"),
+        ("other rows decide when a score has converged", CONTEXT_READY,
+         "c = torch.where(moving[..., None], new, c)", "c = new"),
+        ("documents before decide when a score has converged", CONTEXT_READY,
+         "(count - moved.long()).gather(1, begins)", "0"),
+        ("a session carries on from an earlier position", CONTEXT_READY,
+         "network.carry(x, z)[:, -1:]", "network.carry(x, z)[:, -2:-1]"),
+        ("nothing is recomputed", CONTEXT_READY,
+         "if self.recompute and torch.is_grad_enabled():  # of", "if not torch.is_grad_enabled():  # of"),
+        ("a blind correction speaks at the first position", CONTEXT_READY,
+         "return F(self.norm(h)).masked_fill(first, 0)", "return F(self.norm(h))"),
+    ),
+    *_mutations(
+        "nn/cache.py",
+        ("training through time sees one key too few", CONTEXT_READY,
+         "self.k.shape[2] - self.window)", "self.k.shape[2] - self.window + 1)"),
+    ),
+    *_mutations(
+        "training/run.py",
+        ("every micro-batch draws for itself", CONTEXT_READY,
+         "parts), key=key)", "parts), key=key + part)"),
+    ),
+    *_mutations(
+        "evaluation/pointer_chasing.py",
+        ("the answers stand in the input", "tests/evaluation/test_pointer_chasing.py",
+         "[answers] if c.answers_in_input else []", "[answers]"),
+        ("a later level asks its own keys", "tests/evaluation/test_pointer_chasing.py",
+         "keys[level - 1][order], answers.gather(1, order)", "keys[level - 1][order], answers"),
     ),
     *_mutations(
         "nn/spans.py",
