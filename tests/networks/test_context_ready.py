@@ -126,7 +126,9 @@ def test_every_parameter_learns_with_two_passes(correction):
 @pytest.mark.parametrize("passes", [1, 2, 3, "stream"])
 def test_a_score_depends_on_the_past_of_its_document_alone(passes):
     """At every number of passes: large changes of the future, a longer row, and what else lies in the row."""
-    network = with_settings(build(width=32, depth=2), score_passes=passes)
+    network = with_settings(build(width=32, depth=2), score_passes=passes, tolerance=1e-2)
+    for parameter in network.correction.F.parameters():
+        parameter.data *= 0.7  # so that passes converge, each position in its time
     first, second = document(9, 1), document(14, 2)
     alone, packed = (network.score(pack([row])) for row in ([second], [first, second]))
     torch.testing.assert_close(packed[:, 9:], alone, rtol=0, atol=1e-9)
