@@ -25,13 +25,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tandem.corpus import Batch, Store, scoring_rows
-from tandem.evaluation.likelihood import likelihood
-from tandem.networks.context_ready import ContextReady
+from tandem.corpus import IGNORE, Batch, Order, scoring_rows
+from tandem.networks.context_ready import ContextReady, Passes
 from tandem.recipe import Settings, register
 from tandem.training.run import Run
 
-COLUMNS = (1, 2, 3, 5, 10, "stream")
+COLUMNS: tuple[Passes, ...] = (1, 2, 3, 5, 10, "stream")
+SUBSET = 0
+"""Key of the order of documents from which a part is taken, that of the ruler."""
 
 
 @torch.no_grad()
@@ -62,28 +63,12 @@ def bounds(delta_K: np.ndarray, q: float, fixed_point: float) -> tuple[float, fl
     return q**K * fixed_point, q**K / (1 - q) * float(delta_K[0]), q / (1 - q) * float(delta_K[-1])
 
 
-class _AtPasses:
-    """A network as the ruler sees it, scoring after so many passes."""
-
-    def __init__(self, network: ContextReady, passes: Any):
-        self.network, self.passes, self.head = network, passes, network.head
-
-    def score(self, batch: Batch) -> Tensor:
-        return self.network.score(batch, passes=self.passes)
-
-
-def parallel_against_sequential(
-    network: ContextReady, store: Store, *, context: int, rows: int, documents: int | None
-) -> dict[str, float]:
-    """Nats per token after each number of passes of COLUMNS, on the same documents."""
+@torch.no_grad()
+def parallel_against_sequential(network: ContextReady, batches: list[Batch]) -> dict[str, float]:
+    """Nats per token after each number of passes of COLUMNS."""
+    tokens = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
     return {
-        str(passes): likelihood(
-            _AtPasses(network, passes),  # type: ignore[arg-type]
-            store,
-            context=context,
-            rows=rows,
-            documents=documents,
-        ).nll
+        str(passes): sum(network.score(batch, passes=passes).double().sum().item() for batch in batches) / tokens
         for passes in COLUMNS
     }
 
@@ -100,7 +85,7 @@ class Contraction:
         batches: int = Field(4, ge=1)
         """Batches of held-out text over which it is averaged."""
         documents: int | None = Field(50, ge=1)
-        """Documents scored for the table; null: all."""
+        """Held-out documents that are scored; null: all."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -109,12 +94,13 @@ class Contraction:
         """Movement by pass, and by pass and position, rho, passes to the tolerance, and the table."""
         c, network, store = self.config, run.network.eval(), run.corpus.validation
         assert isinstance(network, ContextReady)
-        context, rows = run.recipe.batch.context, run.recipe.evaluation.rows
-        batches = islice(scoring_rows(store, context, rows), c.batches)
-        moved_BKT = np.stack([movements(network, b.batch.to(run.device.value), c.passes).numpy() for b in batches])
+        chosen = Order(store, SUBSET).epoch(0).documents[: c.documents]
+        rows = scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen.tolist())
+        batches = [scoring.batch.to(run.device.value) for scoring in rows]
+        moved_BKT = np.stack([movements(network, batch, c.passes).numpy() for batch in batches[: c.batches]])
         delta_BK = moved_BKT.max(-1)
         delta_K = delta_BK.mean(0)
-        nll = parallel_against_sequential(network, store, context=context, rows=rows, documents=c.documents)
+        nll = parallel_against_sequential(network, batches)
         return {
             "rho": float(np.mean([last_ratio(delta_K) for delta_K in delta_BK])),
             "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance),

@@ -1,5 +1,5 @@
 """One file per architecture, its session included; importing this registers them all."""
 
-from tandem.networks import context_ready, decoder
+from tandem.networks import context_ready, decoder, head_ffn
 
-__all__ = ["context_ready", "decoder"]
+__all__ = ["context_ready", "decoder", "head_ffn"]

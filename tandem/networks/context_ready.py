@@ -31,7 +31,7 @@ Shapes: B rows, T tokens, C width, K passes.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -41,12 +41,16 @@ from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network
-from tandem.nn.block import Block
+from tandem.nn.block import Block, mlp_work
 from tandem.nn.cache import GraphCache
 from tandem.nn.head import token_nll
-from tandem.nn.init import Linear, initialise
+from tandem.nn.init import initialise
+from tandem.nn.mlp import MLP
 from tandem.nn.spans import Span
 from tandem.recipe import Settings, UserError, register
+
+Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
+"""A number of passes, or as many as it takes to be streaming."""
 
 
 class CorrectionConfig(Settings):
@@ -65,9 +69,9 @@ class CorrectionConfig(Settings):
     """K is drawn for every step, uniformly from here to `passes`, both included; null: always `passes`."""
     unroll: Literal["passes", "bptt"] = "passes"
     """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
-    score_passes: Literal["stream"] | int = "stream"
+    score_passes: Passes = "stream"
     """Passes in scoring: as many as it takes to be streaming, or a number."""
-    prefill: Literal["converge", "stream"] | int = "converge"
+    prefill: Literal["converge"] | Passes = "converge"
     """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
     tolerance: float = Field(1e-5, ge=0)
     """Change of a correction, in any channel, below which it has converged."""
@@ -77,8 +81,6 @@ class CorrectionConfig(Settings):
             raise ValueError(f"passes_min {self.passes_min} is more than passes {self.passes}; or passes_min: null")
         if self.correction_init == "zero" and not self.has_own_network:
             raise ValueError(f"correction {self.correction} has no matrix of its own to set to zero")
-        if any(isinstance(n, int) and n < 1 for n in (self.score_passes, self.prefill)):
-            raise ValueError("score_passes and prefill, where they are numbers, are at least 1")
         return super().derive()
 
     @property
@@ -96,8 +98,7 @@ class Correction(nn.Module):
         has_norm = c.correction_norm and c.correction != "block_head"
         self.norm = nn.LayerNorm(C, eps=c.norm_eps) if has_norm else nn.Identity()
         inputs = 2 * C if c.correction == "concat" else C
-        up, down = Linear(inputs, 4 * C, bias=True, role="mlp"), Linear(4 * C, C, bias=True, role="mlp_out")
-        self.F = nn.Sequential(up, nn.GELU(), down) if c.has_own_network else None
+        self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
 
     def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
         """`first` (B, T, 1): where a document starts, and so nothing is carried from before."""
@@ -112,15 +113,14 @@ class Correction(nn.Module):
     def zero(self) -> None:
         """From here on it says 0, and learns: with both matrices 0, no gradient would ever reach the first."""
         assert self.F is not None
-        nn.init.zeros_(self.F[-1].weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.F[-1].bias)  # type: ignore[arg-type]
+        nn.init.zeros_(self.F.down.weight)
+        nn.init.zeros_(self.F.down.bias)
 
     def work(self, config: Any) -> int:
         """Multiply-adds for one token."""
-        matrices = self.F.parameters() if self.F else [] if self.kind == "block_head" else None
-        if matrices is None:
-            return (3 if config.mlp == "swiglu" else 2) * config.width * config.mlp_width
-        return sum(p.numel() for p in matrices if p.ndim > 1)
+        if self.kind == "block_head":
+            return 0
+        return mlp_work(config) if self.F is None else self.F.up.weight.numel() + self.F.down.weight.numel()
 
 
 @register("network", "context_ready")
@@ -191,7 +191,7 @@ class ContextReady(Network):
         z = self._walk(e, batch) if self.config.unroll == "bptt" else self._pass(e, batch, self._drawn(batch))
         return self.wrapped.norm(z), {}
 
-    def score(self, batch: Batch, x: Tensor | None = None, passes: Literal["stream"] | int | None = None) -> Tensor:
+    def score(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.score`; `passes` in place of the settings'."""
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
         hidden = self.wrapped.norm(self._pass(e, batch, passes or self.config.score_passes))
@@ -204,18 +204,19 @@ class ContextReady(Network):
             return c.passes
         return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(batch.key)))
 
-    def _pass(self, e: Tensor, batch: Batch, passes: Literal["stream"] | int) -> Tensor:
+    def _pass(self, e: Tensor, batch: Batch, passes: Passes) -> Tensor:
         """The last block's output (B, T, C) of the last of K passes."""
         reader = self.wrapped.reader(e, batch)
         return self.wrapped.states(plus(e, self.corrected(e, reader, batch.starts, passes)[0]), reader)
 
-    def corrected(
-        self, e: Tensor, reader: Any, starts: Tensor, passes: Literal["stream"] | int
-    ) -> tuple[Tensor | None, int]:
+    def corrected(self, e: Tensor, reader: Any, starts: Tensor, passes: Passes) -> tuple[Tensor | None, int]:
         """(c(K-1), with which the last pass enters, None for K = 1; K)."""
         if passes == "stream":
             return self._converged(e, reader, starts)
-        return next(islice(self.corrections(e, reader, starts), passes - 2, None), None) if passes > 1 else None, passes
+        c = None
+        for c in islice(self.corrections(e, reader, starts), passes - 1):  # noqa: B007 - the last one
+            pass
+        return c, passes
 
     def corrections(self, e: Tensor, reader: Any, starts: Tensor) -> Iterator[Tensor]:
         """c(1), c(2), ... without end; each is computed when it is asked for."""

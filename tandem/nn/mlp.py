@@ -22,10 +22,12 @@ def inner_width(kind: MLPKind, width: int) -> int:
 
 
 class MLP(nn.Module):
-    def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool):
+    """`inputs`: channels read, where they are not the `width` that is written."""
+
+    def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool, inputs: int | None = None):
         super().__init__()
         self.kind: MLPKind = kind
-        self.up = Linear(width, 2 * inner if kind == "swiglu" else inner, bias=bias, role="mlp")
+        self.up = Linear(inputs or width, 2 * inner if kind == "swiglu" else inner, bias=bias, role="mlp")
         self.down = Linear(inner, width, bias=bias, role="mlp_out")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.networks.head_ffn import HeadFFN
 from tandem.recipe import UserError
 from tandem.testing.cases import Case, document, pack, texts
 from tandem.training.run import keyed
@@ -260,7 +261,7 @@ def test_a_converted_network_is_the_old_one_to_the_last_bit(correction):
         for token in text if how == "stream" else ():
             read = [s.step(torch.tensor([token])) if s.bytes else s.prefill([[token]]) for s in (old, new)]
             assert torch.equal(*read)
-    first, last = network.correction.F[0], network.correction.F[2]
+    first, last = network.correction.F.up, network.correction.F.down
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
     for learns in (False, True):  # the first matrix learns once the last has left zero
         optimiser.zero_grad()
@@ -319,6 +320,12 @@ def test_parameters_of_other_corrections(correction, parameters):
     assert cost.total_parameters == parameters - 32_000
     correction_work = {"block_head": 0, "concat": 12}.get(correction, 8)
     assert cost.linear == (12 * 6 + correction_work) * 1024**2
+
+
+def test_an_mlp_at_the_head_costs_what_a_correction_does():
+    context, head = (on_meta(cls, depth=3, width=446, heads=1).cost() for cls in (ContextReady, HeadFFN))
+    assert context.linear == head.linear == 44 * 446**2
+    assert context.total_parameters == head.total_parameters
 
 
 @pytest.mark.parametrize(
