@@ -1,13 +1,14 @@
 """The command `tandem`: every sub-command is a few lines around a function of the library.
 
 What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
-(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own; Ctrl-C ends
-with 130; whatever else is raised is a bug and shows itself in full.
+(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own (3: the loss is
+not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself in full.
 """
 
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +34,9 @@ class _Group(TyperGroup):
 
             if not isinstance(error, UserError):
                 raise
-            print(error, file=sys.stderr)
-            sys.exit(2)
+            if not error.is_told_elsewhere:
+                print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
 
 
 main = typer.Typer(
@@ -81,6 +83,10 @@ def show(
         print(overview())
     elif what == "mask":
         print(_masks(*(more or [])))
+    elif what.startswith("studies/"):
+        from tandem.comparison.study import load_study
+
+        print(load_study(what, more or []).to_yaml(), end="")
     else:
         print(explain(what, more or []))
 
@@ -106,7 +112,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/demo.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
 @main.command("prepare")
@@ -140,12 +146,18 @@ def train(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Train a recipe, or go on with it: the same command again continues an interrupted run."""
+    """Train a recipe, or go on with it: the same command again continues an interrupted run.
+
+    \b
+    torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
+    """
     _fill()
     from tandem.recipe import load
 
-    loaded = load(recipe, overrides or [])
-    _train(loaded, runs / (run or f"{Path(recipe).stem}-{loaded.fingerprint}"))
+    _train(
+        lambda: load(recipe, overrides or []),
+        lambda loaded: runs / (run or f"{Path(recipe).stem}-{loaded.fingerprint}"),
+    )
 
 
 @main.command()
@@ -159,16 +171,54 @@ def convert(
     _fill()
     from tandem.comparison.trained import converted
 
-    recipe = converted(source, overrides or [])
-    _train(recipe, runs / (run or f"{source.name}-converted-{recipe.fingerprint}"))
+    _train(
+        lambda: converted(source, overrides or []),
+        lambda recipe: runs / (run or f"{source.name}-converted-{recipe.fingerprint}"),
+    )
 
 
-def _train(recipe: Any, path: Path) -> None:
+def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
     from tandem.comparison.pretrain import pretrain
     from tandem.training.health import Stopped
+    from tandem.training.parallel import joined
 
+    with joined() as ranks:
+        with ranks.together():
+            loaded = recipe()
+        try:
+            pretrain(loaded, path(loaded), ranks=ranks)
+        except Stopped as stopped:
+            if ranks.is_first:
+                print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+            sys.exit(128 + stopped.signal_number)
+
+
+@main.command()
+def compare(
+    study: Annotated[str, typer.Argument(help="Name or path of a study.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE of the study, or of all its recipes.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
+    studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
+    list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
+) -> None:
+    """Train the arms of a study and compare them: the same command again goes on, or shows the result.
+
+    Typed several times, on one machine or on many that share the folder, the commands share the runs.
+    """
+    _fill()
+    from tandem.comparison import runner
+    from tandem.comparison.folder import StudyFolder
+    from tandem.comparison.study import load_study
+    from tandem.training.health import Stopped
+
+    loaded = load_study(study, overrides or [])
+    if list_only:
+        print(StudyFolder(loaded, studies / loaded.name).status())
+        return
     try:
-        pretrain(recipe, path)
+        runner.compare(loaded, studies / loaded.name, processes)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
@@ -177,13 +227,24 @@ def _train(recipe: Any, path: Path) -> None:
 @main.command()
 def evaluate(
     run: RunPath,
-    documents: Annotated[int | None, typer.Option(min=1, help="Held-out documents to score; all unless given.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="probe.KEY=VALUE, options of the probe.")] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
+    ] = None,
+    texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
+    probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte."""
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
     _fill()
     from tandem.comparison import trained
+    from tandem.recipe import UserError
 
-    print(trained.evaluate(run, documents))
+    if probe:
+        trained.probe(run, probe, overrides or [])
+    elif overrides:
+        raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
+    else:
+        print(trained.evaluate(run, documents, texts or []))
 
 
 @main.command()

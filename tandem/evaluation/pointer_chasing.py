@@ -139,7 +139,8 @@ def learn(
 
     Every `every` steps `watch` is told steps, loss in nats and accuracies by column; it ends the training by True.
     """
-    optimiser = AdamW(AdamW.Config(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, max_norm=1.0), network)
+    adam: dict[str, Any] = {"lr": lr, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}
+    optimiser = AdamW(AdamW.Config(**adam), network)
     objective, device = NextToken(NextToken.Config()), network.head.device
     for step in range(steps):
         network.train()
