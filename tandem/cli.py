@@ -8,8 +8,9 @@ not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows it
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -151,17 +152,41 @@ def train(
     torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
     """
     _fill()
-    from tandem.comparison.pretrain import pretrain
     from tandem.recipe import load
+
+    _train(
+        lambda: load(recipe, overrides or []),
+        lambda loaded: runs / (run or f"{Path(recipe).stem}-{loaded.fingerprint}"),
+    )
+
+
+@main.command()
+def convert(
+    source: RunPath,
+    overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of that run's recipe.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Make a trained decoder context-ready, at first the very same function, and train it on."""
+    _fill()
+    from tandem.comparison.trained import converted
+
+    _train(
+        lambda: converted(source, overrides or []),
+        lambda recipe: runs / (run or f"{source.name}-converted-{recipe.fingerprint}"),
+    )
+
+
+def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
+    from tandem.comparison.pretrain import pretrain
     from tandem.training.health import Stopped
     from tandem.training.parallel import joined
 
     with joined() as ranks:
         with ranks.together():
-            loaded = load(recipe, overrides or [])
-        name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+            loaded = recipe()
         try:
-            pretrain(loaded, runs / name, ranks=ranks)
+            pretrain(loaded, path(loaded), ranks=ranks)
         except Stopped as stopped:
             if ranks.is_first:
                 print(f"{stopped}; the same command goes on from there", file=sys.stderr)

@@ -51,7 +51,7 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None, ranks: 
         terminal.print(text, markup=False, soft_wrap=True)
 
     # What can be refused is refused before a folder is made.
-    run = None if ranks.first(path.exists) else built(recipe, None, terminal, ranks)
+    run = None if ranks.first(path.exists) else built(recipe, None, terminal, ranks, fresh=True)
     with ranks.together():
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
     with locked as folder:
@@ -80,11 +80,11 @@ def plan(recipe: Recipe, console: Console | None = None) -> str:
     return "\n".join([*lines, "", *values])
 
 
-def built(recipe: Recipe, steps: int | None, console: Console | None, ranks: Ranks) -> Run:
+def built(recipe: Recipe, steps: int | None, console: Console | None, ranks: Ranks, fresh: bool = False) -> Run:
     """The run at step 0; its corpus is prepared by one process of each machine, while the others wait for a lock."""
     with ranks.together():
         corpus = prepared(recipe, console)
-    return Run(recipe, corpus, steps, ranks)
+    return Run(recipe, corpus, steps, ranks, fresh)
 
 
 def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
@@ -99,7 +99,8 @@ def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None, r
     """The run of a folder at step 0, as long as it was planned."""
     plan_file = folder.path / "plan.json"
     steps = ranks.first(lambda: json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None)
-    return built(recipe, steps, console, ranks)
+    fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
+    return built(recipe, steps, console, ranks, fresh)
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:

@@ -21,7 +21,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import UserError, configure, did_you_mean, load, registered, require
+from tandem.recipe import Recipe, UserError, configure, did_you_mean, load, registered, require
 from tandem.training import checkpoint
 from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
@@ -138,6 +138,21 @@ def analyse(name: str, path: Path, options: list[str]) -> str:
     figure.savefig(folder / f"{name}.png", format="png")
     said = [f"{key:<20} {value}" for key, value in record.items() if isinstance(value, str | int | float)]
     return "\n".join([*said, f"{'record':<20} {folder / name}.json", f"{'picture':<20} {folder / name}.png"])
+
+
+def converted(path: Path, overrides: list[str]) -> Recipe:
+    """The recipe of the run in `path` for the network that wraps its own and starts as the same function.
+
+    Raises: UserError where no network does.
+    """
+    recipe = load(str(RunFolder.open(path).recipe))
+    plain = recipe.choice("network")
+    wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]
+    if not wrapping:
+        raise UserError(f"{path}: no network wraps {recipe.values['network']['name']}, so it can not be converted")
+    options = recipe.values["network"] | {"name": wrapping[0]}
+    given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
+    return load(str(RunFolder.open(path).recipe), [*given, f"start.run={path}", *overrides])
 
 
 def write_model(path: Path, folder: Path) -> str:

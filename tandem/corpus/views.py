@@ -10,7 +10,7 @@ Letters: B rows, T tokens of a row.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,15 +33,18 @@ class Batch:
         targets: (B, T) int64, the token after each, IGNORE where nothing is asked.
         starts: (B, T) int64, index in the row of the first position that each position may know of: where its
             document starts, 0 if that was in an earlier row.
+        key: of what is drawn at random in this step, the same for all its micro-batches and processes; None: nothing
+            is drawn, as in every evaluation.
     """
 
     tokens: Tensor
     targets: Tensor
     starts: Tensor
+    key: int | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """Moves tokens and targets; `starts` stay on the host, where spans are planned."""
-        return Batch(self.tokens.to(device), self.targets.to(device), self.starts)
+        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
 
 class PackedRows:

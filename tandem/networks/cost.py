@@ -18,6 +18,8 @@ class Cost:
     pair: channels H D of a query and its key, times the layers where all layers read alike; where they do not,
     pairs and keys are sums over layers.  pairs: keys read by all queries of one document of n tokens.
     keys: keys read by the queries at index n.  cache: numbers kept for decoding after n tokens.
+    passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
+        blocks in training, all passes together, where these are not `linear`.
     """
 
     parameters: dict[str, int]
@@ -27,6 +29,8 @@ class Cost:
     pairs: Callable[[int], int]
     keys: Callable[[int], int]
     cache: Callable[[int], int]
+    passes: float = 1
+    training_linear: float | None = None
 
     @property
     def total_parameters(self) -> int:
@@ -36,8 +40,8 @@ class Cost:
         """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one)."""
         pairs = sum(self.pairs(n) for n in documents or [context])
         return {
-            "linear": 6 * context * self.linear,
-            "attention": 14 * self.pair * pairs,
+            "linear": round(6 * context * (self.linear if self.training_linear is None else self.training_linear)),
+            "attention": round(14 * self.passes * self.pair * pairs),
             "head": 6 * context * self.head,
         }
 

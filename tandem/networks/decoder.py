@@ -25,7 +25,7 @@ from tandem.networks.cost import Cost
 from tandem.networks.network import Network, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
-from tandem.nn.cache import Cache
+from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
@@ -108,17 +108,28 @@ class Decoder(Network):
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        reader = SpanReader(self, self.span(batch.starts), x)
-        if self.places is not None:
-            index = torch.arange(x.shape[1]) - batch.starts
-            x = x + self.places(index.to(x.device))
-        return self.run(x, reader), {}
+        return self.run(self.placed(x, batch), self.reader(x, batch)), {}
+
+    def placed(self, x: Tensor, batch: Batch) -> Tensor:
+        """Embeddings with their positions, where these are learned: what enters the first block."""
+        if self.places is None:
+            return x
+        index = torch.arange(x.shape[1]) - batch.starts
+        return x + self.places(index.to(x.device))
+
+    def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
+        """What all blocks read by, in any number of passes over a batch of embeddings shaped like `x`."""
+        return SpanReader(self, self.span(batch.starts), x)
 
     def run(self, x: Tensor, reader: Any) -> Tensor:
         """All blocks and the final norm."""
+        return self.norm(self.states(x, reader))
+
+    def states(self, x: Tensor, reader: Any) -> Tensor:
+        """All blocks: the last one's output, before the final norm."""
         for block in self.stack:
             x = self.run_block(block, x, reader)
-        return self.norm(x)
+        return x
 
     def rotation(self, first: int, length: int, like: Tensor) -> Rotation | None:
         """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
@@ -179,15 +190,27 @@ class DecoderSession:
         self.columns = 0
         self.pads = torch.zeros(rows, dtype=torch.long)
 
+    def keep_graph(self) -> None:
+        """Before the first column: from here on gradients flow into what is kept."""
+        self.caches = [GraphCache(cache.window) for cache in self.caches]  # type: ignore[misc]
+
     def prefill(self, prompts: list[list[int]]) -> Tensor:
+        return self.step(self.align(prompts))
+
+    def align(self, prompts: list[list[int]]) -> Tensor:
+        """(B, T): the prompts, padded in front."""
         if len(prompts) != self.rows or not all(prompts):
             raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
         longest = max(map(len, prompts))
         self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
-        return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+        return torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
 
     @torch.inference_mode()  # not no_grad: a tenth less time for one token of a small network
     def step(self, tokens: Tensor) -> Tensor:
+        return self.logits(self.states(self.enter(tokens)))
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """What enters the first block for the next tokens (B, n), with their positions."""
         network = self.network
         tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)
         x = network.embed(tokens)
@@ -197,11 +220,18 @@ class DecoderSession:
             if int(index.max()) >= network.context:
                 raise ValueError(f"learned positions end at {network.context} tokens; generate fewer")
             x = x + network.places(index.to(x.device))
-        self.rotation = network.rotation(self.columns, tokens.shape[1], x)
-        self.columns += tokens.shape[1]
+        return x
+
+    def states(self, x: Tensor) -> Tensor:
+        """The last block's output for the next columns (B, n, C), which are then read."""
+        self.rotation = self.network.rotation(self.columns, x.shape[1], x)
+        self.columns += x.shape[1]
         self.plan = None
-        hidden = network.run(x, self)
-        return (hidden[:, -1] @ network.head.T).float()
+        return self.network.states(x, self)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, V) float32, of what follows the last column."""
+        return (self.network.norm(x[:, -1]) @ self.network.head.T).float()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cache = self.caches[layer]
@@ -213,7 +243,7 @@ class DecoderSession:
 
     def _span(self, queries: int, keys: int) -> Span:
         """What the newest columns read of those that the caches return."""
-        starts = (self.pads[:, None] - (self.columns - keys)).clamp_min(0)
+        starts = (self.pads[:, None] - (self.columns - keys)).clamp(0, keys)
         return self.network.span(starts, torch.arange(keys - queries, keys))
 
     def fork(self) -> Self:

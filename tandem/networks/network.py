@@ -25,6 +25,7 @@ from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
 from tandem.nn.init import roles
 from tandem.nn.spans import Span
+from tandem.recipe import UserError
 
 
 class Session(Protocol):
@@ -129,6 +130,16 @@ class Network(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(block, x, reader, *more, use_reentrant=False)
         return block(x, reader, *more)
+
+    def start_from(self, other: "Network") -> None:
+        """Takes over the weights of a trained network. Raises: UserError where that would be another function."""
+        here, there = ({"kind": type(n).__name__, "context": n.context, **n.config.model_dump()} for n in (self, other))
+        same = {"init"} | ({"context"} if self.longest is None else set())
+        different = [key for key in here | there if key not in same and here.get(key) != there.get(key)]
+        if different:
+            lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} here" for key in different]
+            raise UserError("\n".join(["start.run: this network can not take over the weights of that one:", *lines]))
+        self.load_state_dict(other.state_dict())
 
     def parameters_by_role(self) -> dict[str, int]:
         counts: dict[str, int] = {}

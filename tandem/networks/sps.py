@@ -39,7 +39,7 @@ from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.nn.attention import Groups, Source, attend, plan_attention
 from tandem.nn.block import linear_work
-from tandem.nn.cache import Cache
+from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
@@ -128,14 +128,13 @@ class SPS(Decoder):
     def span(self, starts: Tensor, positions: Tensor | None = None) -> Span:
         return causal(starts, None if self.state_window is None else self.state_window + 1, positions)
 
-    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if len(self.streams) == 1:
-            return super().forward(x, batch)
-        return self.run(x, StreamReader(self, batch.starts, x)), {}
+    def reader(self, x: Tensor, batch: Batch) -> Any:
+        return super().reader(x, batch) if len(self.streams) == 1 else StreamReader(self, batch.starts, x)
 
-    def run(self, x: Tensor, reader: Any) -> Tensor:
+    def states(self, x: Tensor, reader: Any) -> Tensor:
+        """All blocks: the last one's output of the stream that is read out, before the final norm."""
         if len(self.streams) == 1:
-            return super().run(x, reader)
+            return super().states(x, reader)
         inputs, predictions = slice(len(x)), slice(len(x), None)
         read = inputs if self.config.read == "inputs" else predictions
         x = torch.cat((x, self.first_prediction.expand_as(x)))
@@ -143,8 +142,8 @@ class SPS(Decoder):
         for block in others:
             x = self.run_block(block, x, reader)
         if self.whole:
-            return self.norm(self.run_block(last, x, reader)[read])
-        return self.norm(self.run_block(last, x, reader, read))
+            return self.run_block(last, x, reader)[read]
+        return self.run_block(last, x, reader, read)
 
     def session(self, rows: int) -> DecoderSession:
         return DecoderSession(self, rows) if len(self.streams) == 1 else StreamSession(self, rows)
@@ -247,6 +246,10 @@ class StreamSession(DecoderSession):
         super().__init__(network, rows)
         self.rings = [Cache(network.config.window) for _ in network.blocks]
 
+    def keep_graph(self) -> None:
+        super().keep_graph()
+        self.rings = [GraphCache(ring.window) for ring in self.rings]  # type: ignore[misc]
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         stores = self.caches[layer], self.rings[layer]
         if self.network.config.persistent == "predictions":
@@ -262,7 +265,7 @@ class StreamSession(DecoderSession):
         spans = []
         for source, held in enumerate(keys):
             first = self.columns - held  # column of the store's first entry
-            starts, columns = (self.pads[:, None] - first).clamp_min(0), torch.arange(held - queries, held)
+            starts, columns = (self.pads[:, None] - first).clamp(0, held), torch.arange(held - queries, held)
             spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
         return Reading(self.network, tuple(spans), keys, device)
 

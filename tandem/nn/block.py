@@ -163,6 +163,10 @@ def compile_blocks(blocks: list[Block], backend: str) -> None:
 
 def linear_work(config: BlockConfig) -> int:
     """Multiply-adds of one block for one token, attention pairs left out."""
-    G, D, inner = config.derived
-    attention = config.width * (2 * config.heads + 2 * G) * D
-    return attention + (3 if config.mlp == "swiglu" else 2) * config.width * inner
+    G, D, _ = config.derived
+    return config.width * (2 * config.heads + 2 * G) * D + mlp_work(config)
+
+
+def mlp_work(config: BlockConfig) -> int:
+    """Multiply-adds of a block's MLP for one token."""
+    return (3 if config.mlp == "swiglu" else 2) * config.width * config.derived[2]

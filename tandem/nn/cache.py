@@ -11,6 +11,7 @@ Shapes: B rows, G key heads, N entries, D head width.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -64,3 +65,24 @@ class Cache:
         if self.kv is not None:
             room[:, :, :, :held] = self.kv[:, :, :, self.start : self.end]
         self.kv, self.start, self.end = room, 0, held
+
+
+@dataclass
+class GraphCache:
+    """The same for training through time: nothing is overwritten, so gradients flow into every entry.
+
+    Cost: an append copies what it returns.
+    """
+
+    window: int | None = None
+    k: Tensor | None = None  # (B, G, N, D)
+    v: Tensor | None = None
+
+    def append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Cache.append`."""
+        if self.k is not None and self.v is not None:
+            first = 0 if self.window is None else max(0, self.k.shape[2] - self.window)
+            k_BGTD = torch.cat((self.k[:, :, first:], k_BGTD), dim=2)
+            v_BGTD = torch.cat((self.v[:, :, first:], v_BGTD), dim=2)
+        self.k, self.v = k_BGTD, v_BGTD
+        return k_BGTD, v_BGTD

@@ -22,11 +22,13 @@ def inner_width(kind: MLPKind, width: int) -> int:
 
 
 class MLP(nn.Module):
-    def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool):
+    """`inputs`: channels read, where they are not the `width` that is written."""
+
+    def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool, inputs: int | None = None):
         super().__init__()
         self.kind: MLPKind = kind
         parts = (inner, inner) if kind == "swiglu" else (inner,)
-        self.up = Linear(width, sum(parts), bias=bias, role="mlp", parts=parts)
+        self.up = Linear(inputs or width, sum(parts), bias=bias, role="mlp", parts=parts)
         self.down = Linear(inner, width, bias=bias, role="mlp_out")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 SECTIONS = (  # in the order in which a recipe is written
-    *("corpus", "network", "objective", "batch", "optimiser", "schedule"),
+    *("corpus", "network", "start", "objective", "batch", "optimiser", "schedule"),
     *("training", "evaluation", "sampling", "checkpoint", "log"),
 )
 

@@ -319,7 +319,8 @@ def check_flops(case: Case) -> None:
     _equal(matrices, expected["linear"] + expected["head"], "training FLOPs of matrices")
     # PyTorch's math attention keeps its scores: 12 a pair and channel where `cost` counts 14 with their recomputation
     least = expected["attention"] * 12 // 14
-    most = 12 * cost.pair * len(network.blocks) * (2 * n) ** 2  # two streams that read all there is of both
+    # Two streams, each of which reads all there is of both
+    most = 12 * cost.passes * cost.pair * len(network.blocks) * (2 * n) ** 2
     assert least <= attention <= most, f"training FLOPs of attention: {attention}, cost {least}"
 
     session = network.session(1)

@@ -8,6 +8,7 @@ Randomness comes from generators keyed by (seed, purpose), so that one part draw
 
 import copy
 import hashlib
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -19,6 +20,7 @@ from tandem.training.device import autocast, choose_compile, choose_device, choo
 from tandem.training.parallel import ALONE, Ranks, StepLoss, choose_parallel, require_divisible, whole, wrapped
 from tandem.training.progress import Progress
 from tandem.training.speed import Speed, measure
+from tandem.training.start import start
 
 
 @register("batch")
@@ -43,13 +45,18 @@ class BatchShape:
 class Run:
     """Network, objective, view, optimiser and schedule of one recipe, on one device of each of its processes."""
 
-    def __init__(self, recipe: Recipe, corpus: Corpus, steps: int | None = None, ranks: Ranks = ALONE):
+    def __init__(
+        self, recipe: Recipe, corpus: Corpus, steps: int | None = None, ranks: Ranks = ALONE, fresh: bool = False
+    ):
+        """`fresh`: it begins here, with the weights that the recipe starts from, and not at a checkpoint."""
         self.recipe, self.corpus, self.ranks = recipe, corpus, ranks
         batch = recipe.batch
         with ranks.together():  # before the processes have anything else to say to each other
             require_divisible(batch.rows, batch.micro_batches, ranks)
             self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
             self.network = self._drawn()
+            if fresh:
+                start(self.network, recipe)
             self.objective = recipe.choice("objective")(recipe.objective)
             self.view = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
             self.precision = choose_precision(recipe.training, self.device.value)
@@ -119,7 +126,8 @@ class Run:
         """Micro-batches of a step for this process, on the host: a pure function of (seed, step, rank)."""
         pieces = self.recipe.batch.micro_batches
         first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
-        return [self.view.batch(step, first + piece, parts) for piece in range(pieces)]
+        key = keyed(self.recipe.seed, f"step/{step}")
+        return [replace(self.view.batch(step, first + piece, parts), key=key) for piece in range(pieces)]
 
     def autocast(self):
         return autocast(self.device.value, self.precision.value)

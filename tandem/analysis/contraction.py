@@ -1,0 +1,117 @@
+"""How fast the passes of a context-ready network approach streaming.
+
+    delta_k = max over rows, positions and channels of |c(k) - c(k-1)|          c(0) = 0
+    rho = delta_K / delta_(K-1)                                                 the last ratio, averaged over batches
+
+    delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
+
+rho follows one trajectory and is no Lipschitz constant. If q were one, of the whole map from corrections to
+corrections, then after K passes at most q^K |c*|, at most q^K / (1 - q) delta_1, and at most q / (1 - q) delta_K would
+be left. As corrections reach forward only, nothing moves after T passes, whatever rho.
+
+Beside it the table that says what passes are worth: nats of held-out text at K = 1, 2, 3, 5, 10 and streaming. What
+streaming gains on K = 1 is the share of the correction.
+
+Cost: the table scores the documents six times, streaming in as many passes as it takes.
+Source: The Context-Ready Transformer (arXiv 2606.27538), tables 6 to 8 and the section on contraction.
+Shapes: B rows, T tokens, K passes.
+"""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.corpus import IGNORE, Batch, scoring_rows
+from tandem.networks.context_ready import ContextReady, Passes
+from tandem.recipe import Settings, register
+from tandem.training.run import Run
+
+COLUMNS: tuple[Passes, ...] = (1, 2, 3, 5, 10, "stream")
+
+
+@torch.no_grad()
+def movements(network: ContextReady, batch: Batch, passes: int) -> Tensor:
+    """(K, T): max over rows and channels of |c(k) - c(k-1)|, k = 1 .. K, in the dtype of the weights."""
+    e = network.wrapped.placed(network.embed(batch.tokens), batch)
+    moved, before = [], torch.zeros_like(e)
+    for c in islice(network.corrections(e, network.wrapped.reader(e, batch), batch.starts), passes):
+        moved.append((c - before).abs().amax((0, 2)))
+        before = c
+    return torch.stack(moved).cpu()
+
+
+def last_ratio(delta_K: np.ndarray) -> float:
+    """rho. Where nothing moves any more it is 0."""
+    return float(delta_K[-1] / delta_K[-2]) if delta_K[-1] else 0.0
+
+
+def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
+    """Passes after which the corrections have moved by no more than `tolerance`; None: more than were made."""
+    settled = np.flatnonzero(delta_K <= tolerance)
+    return int(settled[0]) + 1 if len(settled) else None
+
+
+def bounds(delta_K: np.ndarray, q: float, fixed_point: float) -> tuple[float, float, float]:
+    """What may be left after K passes if the map contracts by q < 1: from |c*|, from delta_1, from delta_K."""
+    K = len(delta_K)
+    return q**K * fixed_point, q**K / (1 - q) * float(delta_K[0]), q / (1 - q) * float(delta_K[-1])
+
+
+@torch.no_grad()
+def parallel_against_sequential(network: ContextReady, batches: list[Batch]) -> dict[str, float]:
+    """Nats per token after each number of passes of COLUMNS."""
+    tokens = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
+    return {
+        str(passes): sum(network.score(batch, passes=passes).double().sum().item() for batch in batches) / tokens
+        for passes in COLUMNS
+    }
+
+
+@register("analysis", "contraction")
+class Contraction(Analysis):
+    """How much the corrections still move after each pass, and what passes are worth in nats."""
+
+    asks = "corrections"
+
+    class Config(Settings):
+        passes: int = Field(20, ge=2)
+        """K, passes of which the movement is measured."""
+        batches: int = Field(4, ge=1)
+        """Batches of held-out text over which it is averaged."""
+        documents: int | None = Field(50, ge=1)
+        """Held-out documents that are scored; null: all."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Movement by pass, and by pass and position, rho, passes to the tolerance, and the table."""
+        c, network, store = self.config, run.network.eval(), run.corpus.validation
+        assert isinstance(network, ContextReady)
+        chosen = chosen_documents(store, c.documents or len(store), shortest=2)
+        rows = scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen)
+        batches = [scoring.batch.to(run.device.value) for scoring in rows]
+        moved_BKT = np.stack([movements(network, batch, c.passes).numpy() for batch in batches[: c.batches]])
+        delta_BK = moved_BKT.max(-1)
+        delta_K = delta_BK.mean(0)
+        nll = parallel_against_sequential(network, batches)
+        return {
+            "rho": float(np.mean([last_ratio(delta_K) for delta_K in delta_BK])),
+            "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance),
+            "correction_share": nll["1"] - nll["stream"],
+            "delta": delta_K.tolist(),
+            "delta_by_position": moved_BKT.mean(0).tolist(),
+            "nats_per_token": nll,
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """Movement by pass, logarithmic, with the line that rho would give."""
+        delta = np.array(record["delta"])
+        k = 1 + np.arange(len(delta))
+        axes.semilogy(k, delta, "C0o-", markersize=4, label="largest movement")
+        axes.semilogy(k, delta[-1] * record["rho"] ** (k - k[-1]), "C1--", label=f"rho = {record['rho']:.2f}")
+        axes.set_xlabel("pass")
+        axes.set_ylabel("movement of the corrections, |c(k) - c(k-1)|")
+        axes.legend(frameon=False)

@@ -1,0 +1,384 @@
+"""The Context-Ready Transformer: every token enters already in context, so fewer blocks are needed.
+
+A plain decoder lets a token in as a bare embedding e_t. Here a small network F corrects it by what the last block made
+of the token before, h_(t-1); the model is a recurrent network over positions:
+
+    c_t = F(norm(h_(t-1) + e_t))      h_t = blocks(e_t + c_t; caches)      logits_t = head(norm(h_t))      h_0 = 0
+
+and yet it trains in parallel. Pass k runs the blocks over the whole row with the corrections of the pass before:
+
+    x(k) = e + c(k-1)      z(k) = blocks(x(k))      c(k)_t = F(norm(z(k)_(t-1) + e_t))      c(0) = 0
+
+    blocks = identity, F(norm(u)) = u / 2, e = 1:      K  z(K)                         positions equal to streaming
+                                                       1  1    1    1      1           0
+    Corrections are replaced, never added up, so       2  1.5  2    2      2           1
+    each pass makes one more position exact; only      3  1.5  2.25 2.5    2.5         2
+    the last pass is asked for tokens.                 4  1.5  2.25 2.625  2.75        3
+
+One pass is the plain decoder, bit for bit. K is fixed, or drawn for every step, the same for all its micro-batches and
+processes. `unroll: bptt` walks the row position by position instead and trains through the whole recurrence.
+
+Scores are those of streaming, which is what a session does: passes are added until no correction that a position can
+know of moves by more than `tolerance`. That is decided position by position, so a score depends on the past alone.
+
+Cost: K passes of the blocks and K - 1 corrections of 8 C^2 multiply-adds to train; one of each to decode a token. A
+session holds one vector beside the caches.
+Source: The Context-Ready Transformer (arXiv 2606.27538), which may be covered by a pending patent of its authors; see
+docs/context_ready.md.
+Shapes: B rows, T tokens, C width, K passes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.corpus import Batch
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder
+from tandem.networks.network import Network
+from tandem.networks.sps import SPS
+from tandem.nn.block import Block, mlp_work
+from tandem.nn.head import token_nll
+from tandem.nn.init import initialise
+from tandem.nn.mlp import MLP
+from tandem.nn.spans import Span
+from tandem.recipe import Settings, UserError, register
+
+Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
+"""A number of passes, or as many as it takes to be streaming."""
+
+
+class CorrectionConfig(Settings):
+    """What a context-ready network takes beside the options of the network it wraps."""
+
+    correction: Literal["add", "token_blind", "concat", "block_head", "tied"] = "add"
+    """c_t from h (of the token before) and e (its own embedding): F(norm(h + e)); F(norm(h)), 0 at the first token;
+    F of norm(h) beside e; what the blocks added to the token before, without F; as add, with the last block's MLP."""
+    correction_norm: bool = True
+    """A LayerNorm before F."""
+    correction_init: Literal["standard", "zero"] = "standard"
+    """zero: the last matrix of F is 0, so that the network starts as the one it wraps, for any number of passes."""
+    passes: int = Field(5, ge=1)
+    """K, the most passes over a row in training."""
+    passes_min: int | None = Field(2, ge=1)
+    """K is drawn for every step, uniformly from here to `passes`, both included; null: always `passes`."""
+    unroll: Literal["passes", "bptt"] = "passes"
+    """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
+    score_passes: Passes = "stream"
+    """Passes in scoring: as many as it takes to be streaming, or a number."""
+    prefill: Literal["converge"] | Passes = "converge"
+    """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
+    tolerance: float = Field(1e-5, ge=0)
+    """Change of a correction, in any channel, below which it has converged."""
+
+    def derive(self) -> dict[str, Any]:
+        if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
+            raise ValueError(f"passes_min {self.passes_min} is more than passes {self.passes}; or passes_min: null")
+        if self.correction_init == "zero" and not self.has_own_network:
+            raise ValueError(f"correction {self.correction} has no matrix of its own to set to zero")
+        return super().derive()
+
+    @property
+    def has_own_network(self) -> bool:
+        return self.correction in ("add", "token_blind", "concat")
+
+
+class Correction(nn.Module):
+    """c from h, the last block's output one position before, and e, the embedding: both (B, T, C)."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        c, C = config, config.width
+        self.kind = c.correction
+        has_norm = c.correction_norm and c.correction != "block_head"
+        self.norm = nn.LayerNorm(C, eps=c.norm_eps) if has_norm else nn.Identity()
+        inputs = 2 * C if c.correction == "concat" else C
+        self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
+
+    def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
+        """`first` (B, T, 1): where a document starts, and so nothing is carried from before."""
+        F = self.F or last_mlp
+        h = h.masked_fill(first, 0)
+        if self.kind == "block_head":
+            return h
+        if self.kind == "token_blind":
+            return F(self.norm(h)).masked_fill(first, 0)
+        return F(torch.cat((self.norm(h), e), dim=-1) if self.kind == "concat" else self.norm(h + e))
+
+    def zero(self) -> None:
+        """From here on it says 0, and learns: with both matrices 0, no gradient would ever reach the first."""
+        assert self.F is not None
+        nn.init.zeros_(self.F.down.weight)
+        nn.init.zeros_(self.F.down.bias)
+
+    def work(self, config: Any) -> int:
+        """Multiply-adds for one token."""
+        if self.kind == "block_head":
+            return 0
+        return mlp_work(config) if self.F is None else self.F.up.weight.numel() + self.F.down.weight.numel()
+
+
+@register("network", "context_ready")
+class ContextReady(Network):
+    """A few wide blocks behind a correction from the token before (arXiv 2606.27538); defaults are the paper's."""
+
+    Wrapped: ClassVar[type[Decoder]] = Decoder
+
+    class Config(CorrectionConfig, Decoder.Config):
+        pass
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        self.wrapped = self.Wrapped(self._plain(config), vocabulary, context, generator)
+        self.correction = Correction(config)
+        if generator is not None:
+            initialise(self.correction, config.init, config.depth, generator)
+        if config.correction_init == "zero":
+            self.correction.zero()
+
+    @classmethod
+    def check(cls, recipe: Any) -> Iterator[tuple[str, str]]:
+        if recipe.network.unroll == "bptt" and recipe.training.recompute:
+            yield "training.recompute", "position by position (network.unroll: bptt) there is no pass to recompute"
+
+    @classmethod
+    def _plain(cls, config: Any) -> Any:
+        """The settings of the wrapped network."""
+        return cls.Wrapped.Config(**{key: getattr(config, key) for key in cls.Wrapped.Config.model_fields})
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        # As many passes as the longest text has tokens: then training, too, is streaming.
+        exact: dict[str, Any] = {"passes": 41, "passes_min": None, "depth": 1}
+        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned"}
+        given = {"passes": exact, "bptt": bptt}
+        return {
+            name: cls.Config(**{"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12, **own})
+            for name, own in given.items()
+        }
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
+        wrapped, plain, own = cls.Wrapped.degenerate(cls._plain(config))
+        theirs = {key: getattr(wrapped, key) for key in cls.Wrapped.Config.model_fields}
+        one = config.model_copy(update={**theirs, "passes": 1, "passes_min": None, "unroll": "passes"})
+        return one, plain, lambda name: own(name[8:]) if name.startswith("wrapped.") else None
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        return cls.Wrapped.drawing(cls._plain(config), starts)
+
+    @property
+    def longest(self) -> int | None:
+        return self.wrapped.longest
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.wrapped.blocks
+
+    @property
+    def head(self) -> Tensor:
+        return self.wrapped.head
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.wrapped.embed(tokens)
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        e = self.wrapped.placed(x, batch)
+        z = self._walk(e, batch) if self.config.unroll == "bptt" else self._pass(e, batch, self._drawn(batch))
+        return self.wrapped.norm(z), {}
+
+    def score(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
+        """As `Network.score`; `passes` in place of the settings'."""
+        e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
+        hidden = self.wrapped.norm(self._pass(e, batch, passes or self.config.score_passes))
+        return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
+
+    def _drawn(self, batch: Batch) -> int:
+        """K of this step: nothing but its key decides."""
+        c = self.config
+        if c.passes_min is None or batch.key is None:
+            return c.passes
+        return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(batch.key)))
+
+    def _pass(self, e: Tensor, batch: Batch, passes: Passes) -> Tensor:
+        """The last block's output (B, T, C) of the last of K passes."""
+        reader = self.wrapped.reader(e, batch)
+        return self.wrapped.states(plus(e, self.corrected(e, reader, batch.starts, passes)[0]), reader)
+
+    def corrected(self, e: Tensor, reader: Any, starts: Tensor, passes: Passes) -> tuple[Tensor | None, int]:
+        """(c(K-1), with which the last pass enters, None for K = 1; K)."""
+        if passes == "stream":
+            return self._converged(e, reader, starts)
+        c = None
+        for c in islice(self.corrections(e, reader, starts), passes - 1):  # noqa: B007 - the last one
+            pass
+        return c, passes
+
+    def corrections(self, e: Tensor, reader: Any, starts: Tensor) -> Iterator[Tensor]:
+        """c(1), c(2), ... without end; each is computed when it is asked for."""
+        first, c = _first(starts).to(e.device), None
+        while True:
+            if self.recompute and torch.is_grad_enabled():  # of a pass, its corrections alone are kept
+                c = torch.utils.checkpoint.checkpoint(self.next, e, c, reader, first, use_reentrant=False)
+            else:
+                c = self.next(e, c, reader, first)
+            yield c
+
+    def next(self, e: Tensor, c: Tensor | None, reader: Any, first: Tensor) -> Tensor:
+        """c(k) from c(k-1): one pass of the blocks, one correction."""
+        x = plus(e, c)
+        h = self.carry(x, self.wrapped.states(x, reader))
+        return self.correct(h.roll(1, dims=1), e, first)
+
+    def carry(self, x: Tensor, z: Tensor) -> Tensor:
+        """What is handed to the next position: the last block's output z, or what the blocks added to x."""
+        return z - x if self.config.correction == "block_head" else z
+
+    def correct(self, h: Tensor, e: Tensor, first: Tensor) -> Tensor:
+        """c of positions with embeddings e, from what the positions before them carry."""
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        return self.correction(h, e, first, last.mlp)
+
+    def _converged(self, e: Tensor, reader: Any, starts: Tensor) -> tuple[Tensor, int]:
+        """Corrections of streaming, within the tolerance, and the passes they took, at most T + 1.
+
+        A position stops when it and all before it in its document have: later tokens and other rows decide nothing.
+        """
+        T, first = e.shape[1], _first(starts).to(e.device)
+        begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
+        c, moving = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool)
+        K = 1
+        while K <= T and moving.any():
+            new = self.next(e, c, reader, first)
+            moved = moving & ((new - c).abs().amax(-1) > self.config.tolerance)
+            c = torch.where(moving[..., None], new, c)
+            count = moved.cumsum(1)
+            moving = moving & (count > (count - moved.long()).gather(1, begins))
+            K += 1
+        return c, K
+
+    def _walk(self, e: Tensor, batch: Batch) -> Tensor:
+        """The last block's output (B, T, C) of streaming, all of it in the graph."""
+        session = ContextReadySession(self, len(e))
+        session.inner.keep_graph()
+        z = []
+        for t in range(e.shape[1]):
+            session.inner.pads = batch.starts[:, t]
+            z.append(session.advance(e[:, t : t + 1]))
+        return torch.cat(z, dim=1)
+
+    def session(self, rows: int) -> "ContextReadySession":
+        return ContextReadySession(self, rows)
+
+    def start_from(self, other: Network) -> None:
+        """Also from a trained network of the wrapped kind, whose function it then has, to the last bit."""
+        if type(other) is type(self):
+            return super().start_from(other)
+        if not self.config.has_own_network:
+            raise UserError(
+                f"network.correction = {self.config.correction}: has no matrix that could be zero, so a trained "
+                "network can not be converted to it; take add, token_blind or concat"
+            )
+        self.wrapped.start_from(other)
+        self.correction.zero()
+
+    def cost(self) -> Cost:
+        c, inner, work = self.config, self.wrapped.cost(), self.correction.work(self.config)
+        K = 1 if c.unroll == "bptt" else (c.passes + (c.passes_min or c.passes)) / 2
+        return replace(
+            inner,
+            parameters=self.parameters_by_role(),
+            linear=inner.linear + work,
+            cache=lambda n: inner.cache(n) + c.width,
+            passes=K,
+            training_linear=K * inner.linear + (K - 1 if c.unroll == "passes" else 1) * work,
+        )
+
+
+@register("network", "context_ready_sps")
+class ContextReadySPS(ContextReady):
+    """State-Prediction Separation behind a correction: made of the stream that is read, it enters the inputs alone."""
+
+    Wrapped = SPS
+
+    class Config(CorrectionConfig, SPS.Config):
+        pass
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        given: dict[str, dict[str, Any]] = {
+            "passes": {"passes": 41, "passes_min": None, "depth": 1},
+            "bptt": {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"},
+        }
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
+        return {name: cls.Config(**shared, **own) for name, own in given.items()}
+
+    def carry(self, x: Tensor, z: Tensor) -> Tensor:
+        assert isinstance(self.wrapped, SPS)
+        return super().carry(x if self.wrapped.config.read == "inputs" else self.wrapped.first_prediction, z)
+
+
+class ContextReadySession:
+    """The wrapped network's session, and what the last column carries (B, 1, C)."""
+
+    def __init__(self, network: ContextReady, rows: int):
+        self.network = network
+        self.inner = network.wrapped.session(rows)
+        self.carry: Tensor | None = None
+        self.passes = 1
+        """That the prompt took."""
+
+    @torch.inference_mode()
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        network, tokens = self.network, self.inner.align(prompts)
+        if network.config.prefill == "stream":
+            return self.step(tokens)
+        e = self.inner.enter(tokens)
+        batch = Batch(tokens, tokens, self.inner.pads[:, None].expand_as(tokens))
+        how = "stream" if network.config.prefill == "converge" else network.config.prefill
+        c, self.passes = network.corrected(e, network.wrapped.reader(e, batch), batch.starts, how)
+        x = plus(e, c)
+        z = self.inner.states(x)
+        self.carry = network.carry(x, z)[:, -1:]
+        return self.inner.logits(z)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        e = self.inner.enter(tokens)
+        z = [self.advance(e[:, i : i + 1]) for i in range(e.shape[1])]
+        return self.inner.logits(z[-1])
+
+    def advance(self, e: Tensor) -> Tensor:
+        """The last block's output of the next column, whose embeddings e (B, 1, C) are corrected first."""
+        first = (self.inner.columns <= self.inner.pads)[:, None, None].to(e.device)
+        h = torch.zeros_like(e) if self.carry is None else self.carry
+        x = e + self.network.correct(h, e, first)
+        z = self.inner.states(x)
+        self.carry = self.network.carry(x, z)
+        return z
+
+    def fork(self) -> "ContextReadySession":
+        other = ContextReadySession(self.network, self.inner.rows)
+        other.inner, other.carry, other.passes = self.inner.fork(), self.carry, self.passes
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return self.inner.bytes + (0 if self.carry is None else self.carry.nbytes)
+
+
+def plus(e: Tensor, c: Tensor | None) -> Tensor:
+    """e + c, c = None being 0."""
+    return e if c is None else e + c
+
+
+def _first(starts: Tensor) -> Tensor:
+    """(B, T, 1): True where no position before carries anything, at a document's start (and in front of it)."""
+    return (torch.arange(starts.shape[1]) <= starts)[..., None]

@@ -1,0 +1,59 @@
+"""The plain decoder with one MLP more before the final norm: the cost of a correction, spent at the other end.
+
+    z = blocks(e)      logits = head(norm(z + F(norm(z))))      F: Linear(C, 4C), GELU, Linear(4C, C)
+
+A context-ready network of D blocks decodes at the price of D blocks and F. So does this one, in one pass and without a
+recurrence: what the one gains on the other is not owed to the parameters of F.
+
+Cost: 8 C^2 multiply-adds for a token. Source: a baseline of The Context-Ready Transformer (arXiv 2606.27538); that F is
+residual is our reading.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder
+from tandem.nn.init import initialise
+from tandem.nn.mlp import MLP
+from tandem.nn.norm import norm
+from tandem.recipe import register
+
+
+@register("network", "head_ffn")
+class HeadFFN(Decoder):
+    """The plain decoder with one MLP more before its final norm; a baseline of context_ready."""
+
+    class Config(Decoder.Config):
+        head_ffn: bool = True
+        """Whether there is that MLP."""
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        c = config
+        self.norm_ffn = norm("layer", c.width, c.norm_eps, bias=True) if c.head_ffn else None
+        self.ffn = MLP("gelu", c.width, 4 * c.width, bias=True) if c.head_ffn else None
+        if generator is not None:
+            initialise(self, c.init, c.depth, generator)
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        settings: dict[str, Any] = {"width": 32, "heads": 4, "depth": 1}
+        return {"house": cls.Config(**settings)}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
+        plain = Decoder.Config(**{key: getattr(config, key) for key in Decoder.Config.model_fields})
+        return config.model_copy(update={"head_ffn": False}), plain, lambda name: name
+
+    def states(self, x: Tensor, reader: Any) -> Tensor:
+        z = super().states(x, reader)
+        return z if self.ffn is None or self.norm_ffn is None else z + self.ffn(self.norm_ffn(z))
+
+    def cost(self) -> Cost:
+        cost = super().cost()
+        return cost if self.ffn is None else replace(cost, linear=cost.linear + 8 * self.config.width**2)

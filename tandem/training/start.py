@@ -1,0 +1,43 @@
+"""The weights that a run starts from: drawn, or those of another run.
+
+    start: {run: runs/plain}
+
+A network takes the weights of its own kind, or of the kind that it contains (`Network.start_from`). The optimiser
+starts new. The other run has to have been trained on the same corpus: its tokens mean nothing under another tokenizer.
+"""
+
+from pathlib import Path
+
+from tandem.networks.network import Network
+from tandem.recipe import Recipe, Settings, UserError, load, register
+from tandem.training import checkpoint
+from tandem.training.folder import RunFolder
+
+
+@register("start")
+class Start:
+    class Config(Settings):
+        """Where a run's weights come from."""
+
+        run: Path | None = None
+        """Folder of a run, whose last checkpoint is taken; null: weights are drawn."""
+
+
+def start(network: Network, recipe: Recipe) -> None:
+    """Puts the weights that `recipe` starts from into `network`, which is as it was drawn.
+
+    Raises: UserError where there is no such run, it has no checkpoint, or its corpus or network does not fit.
+    """
+    path = recipe.start.run
+    if path is None:
+        return
+    folder = RunFolder.open(path)
+    theirs = load(str(folder.recipe))
+    if theirs.values["corpus"] != recipe.values["corpus"]:
+        raise UserError(f"start.run = {path}: trained on another corpus; give this run the corpus of {folder.recipe}")
+    last = checkpoint.latest(folder.checkpoints)
+    if last is None:
+        raise UserError(f"start.run = {path}: no checkpoint yet; train it first")
+    other = theirs.choice("network")(theirs.network, network.vocabulary, theirs.batch.context)
+    checkpoint.restore(last, other)
+    network.start_from(other)

@@ -1,0 +1,81 @@
+"""The estimators against a map worked out by hand: blocks that are the identity, F(norm(u)) = u / 2."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tandem.analysis.contraction import Contraction, bounds, last_ratio, movements, passes_needed
+from tandem.corpus import prepare
+from tandem.networks.context_ready import ContextReady
+from tandem.recipe import load
+from tandem.testing.cases import Case, document, pack
+from tandem.training.run import Run
+
+
+class Half(nn.Module):
+    def forward(self, h, e, first, mlp):
+        return (h.masked_fill(first, 0) + e) / 2
+
+
+@pytest.fixture
+def halving():
+    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()
+    network.correction = Half()
+    for linear in (network.blocks[0].output, network.blocks[0].mlp.down):
+        linear.weight.data.zero_()
+    network.wrapped.table.weight.data.fill_(1)
+    return network
+
+
+def test_movement_of_a_map_that_halves(halving):
+    moved = movements(halving, pack([[document(8, 1)]]), passes=12).numpy()
+    delta = moved.max(1)
+    # Each pass settles one position more, the first by half of what the others moved
+    assert delta.tolist() == [0.5**k for k in range(7)] + [0.5**8] + [0.0] * 4
+    assert moved[1].tolist() == [0.0, 0.25] + [0.5] * 6
+
+
+def test_what_is_left_lies_within_the_bounds(halving):
+    """Of the example above: c* ends at 1.98828125, and the map contracts by exactly 0.5."""
+    batch = pack([[document(8, 1)]])
+    e = halving.embed(batch.tokens)
+    c = list(islice(halving.corrections(e, halving.wrapped.reader(e, batch), batch.starts), 8))
+    left = float((c[2] - c[7]).abs().max())
+    delta = movements(halving, batch, passes=3).numpy().max(1)
+    assert left == 0.23828125
+    assert bounds(delta, 0.5, float(c[7].max())) == (0.24853515625, 0.25, 0.25)
+
+
+def test_ratio_and_passes_by_hand():
+    delta = np.array([1, 0.5, 0.25])
+    assert last_ratio(delta) == 0.5
+    assert last_ratio(np.array([1.0, 0.0])) == 0.0
+    assert [passes_needed(delta, tolerance) for tolerance in (1, 0.3, 0.25, 0.1)] == [1, 3, 3, None]
+
+
+def test_nothing_moves_after_as_many_passes_as_there_are_tokens():
+    network = Case("", ContextReady, ContextReady.Config(width=32, heads=4, depth=1)).build()
+    moved = movements(network, pack([[document(7, 1)]]), passes=10)
+    assert (moved[7:] == 0).all() and moved[5].max() > 0
+
+
+def test_a_run_is_measured_and_drawn(small_corpus, tmp_path):
+    plots = pytest.importorskip("matplotlib.figure")
+    given = ["network.depth=1", "budget=3 steps", "batch.context=32", "training.device=cpu", *small_corpus]
+    recipe = load("context_ready/tiny", given)
+    run = Run(recipe, prepare(recipe.corpus))
+    torch.manual_seed(0)
+    for parameter in run.network.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    analysis = Contraction(Contraction.Config(passes=6, batches=2, documents=3))
+    record = analysis.measure(run)
+    assert [*record["nats_per_token"]] == ["1", "2", "3", "5", "10", "stream"]
+    nll = [*record["nats_per_token"].values()]
+    assert abs(nll[4] - nll[5]) < abs(nll[0] - nll[5])
+    assert 0 < record["rho"] < 1 and record["correction_share"] == nll[0] - nll[5]
+    figure = plots.Figure()
+    analysis.draw(record, figure.subplots())
+    figure.savefig(tmp_path / "drawn.png")

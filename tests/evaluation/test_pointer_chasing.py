@@ -1,0 +1,118 @@
+"""Rows of pointer chasing against the paper's example, a resolver that reads them, and what a window shows."""
+
+from itertools import chain
+
+import pytest
+import torch
+
+from tandem.corpus import IGNORE
+from tandem.evaluation.pointer_chasing import PUBLISHED, Task, accuracies, learn, resolve, settings, solved
+from tandem.networks.context_ready import ContextReady
+
+PAPER = [
+    *["v3", "=", "A", "v0", "=", "B", "v8", "=", "C", "|", *"QAQBQC", "|"],
+    *[*"A=DB=EC=F", "|", *"QDQEQF", "|", *"D=GE=HF=I", "|", *"QGQHQI", "|", *"QG"],
+]
+
+
+def task(n, k, v, **options):
+    return Task(Task.Config(tables=n, keys=k, values=v, **options))
+
+
+def ids(words, values):
+    fixed = {"Q": 0, "=": 1, "|": 2}
+    return [fixed.get(w, 3 + int(w[1:]) if w[0] == "v" else 3 + values + ord(w[0]) - ord("A")) for w in words]
+
+
+def test_the_example_of_the_paper():
+    ours, row = task(3, 3, 10), ids(PAPER, 10)
+    assert ours.length == len(row) == 53
+    assert ours.asked == [[11, 13, 15], [28, 30, 32], [45, 47, 49], [52]]
+    v3, v0, v8 = 6, 3, 11
+    assert resolve(row, ours) == dict(zip(chain(*ours.asked), [v3, v0, v8] * 3 + [v3], strict=True))
+    drawn = ours.batch(0, "test", 200).tokens
+    for i, word in enumerate(PAPER[:-1]):  # keys are listed in order, so all but what is looked up is as in the paper
+        if word in "Q=|" or PAPER[i - 1] in "Q=":
+            assert (drawn[:, i] == row[i]).all(), (i, word)
+    assert {*drawn[:, -1].tolist()} == {*ids("GHI", 10)}
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "vocabulary", "targets"),
+    [("main", 272, 63, 51), ("progression", 522, 123, 101), ("hops20", 842, 179, 161)],
+)
+def test_sizes_of_the_published_tasks(size, length, vocabulary, targets):
+    ours, _, _ = settings(size)
+    batch = ours.batch(0, "test", 2)
+    assert (ours.length, ours.vocabulary) == (length, vocabulary)
+    assert batch.tokens.shape == (2, length) and int(batch.tokens.max()) == vocabulary - 1
+    assert (batch.targets != IGNORE).sum(1).tolist() == [targets] * 2
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_thousand_rows_are_resolved_by_reading_them(answers):
+    ours = task(4, 3, 5, answers_in_input=answers)
+    batch = ours.batch(3, "test", 1000)
+    for row, wanted in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
+        assert resolve(row, ours) == {i: answer for i, answer in enumerate(wanted) if answer != IGNORE}
+    values = (batch.tokens >= 3) & (batch.tokens < 8)
+    assert values[:, 9:].any() == answers  # else a value stands in the first table only
+    assert batch.tokens[:, 9:].unique().numel() > 12
+    for i in range(3):  # values are drawn with replacement, tables are one to one
+        assert set(batch.tokens[:, 3 * i].tolist()) == set(range(3, 8))
+    table = batch.tokens[:, ours.level : ours.level + 9 : 3].sort(1).values
+    assert (table == torch.tensor([8, 9, 10])).all()
+
+
+def test_answers_in_the_input_add_one_token_a_query():
+    plain, easy = task(4, 3, 10), task(4, 3, 10, answers_in_input=True)
+    assert easy.length == plain.length + 4 * 3 and easy.vocabulary == plain.vocabulary
+    a, b = (t.batch(1, "test", 5) for t in (plain, easy))
+    answers = [p + 1 for column in easy.asked[:-1] for p in column]
+    kept = [i for i in range(easy.length) if i not in answers]
+    assert torch.equal(b.tokens[:, kept], a.tokens) and torch.equal(b.targets[:, kept], a.targets)
+
+
+def test_rows_are_a_function_of_seed_and_purpose():
+    ours = task(3, 3, 10)
+    same, other, later = (ours.batch(seed, p).tokens for seed, p in ((1, "step 0"), (2, "step 0"), (1, "step 1")))
+    assert torch.equal(ours.batch(1, "step 0").tokens, same)
+    assert not torch.equal(same, other) and not torch.equal(same, later)
+
+
+def test_windows_show_what_the_published_sizes_rely_on():
+    ours, options, _ = settings("main")
+    first_table = range(3 * 5)
+    for level, column in enumerate(ours.asked[:-1]):
+        for number, i in enumerate(column):
+            seen = range(max(0, i + 1 - options["window"]), i + 1)
+            if level >= 2:
+                assert not set(seen) & set(first_table)
+            if level >= 1 and number == 4:  # the last query: its table, all queries before, and the bar before those
+                assert seen.start == (level - 1) * ours.level + 3 * 5
+    ours, options, _ = settings("progression")
+    for level, column in enumerate(ours.asked[1:-1], 1):
+        before = ours.asked[level - 1]
+        for number, i in enumerate(column):
+            shown = [j for j in before if j - 1 > i - options["window"] and j <= i]  # Q and its key
+            assert shown == before[number + 1 :] if number + 1 < 10 else not shown, (level, number)
+
+
+def test_a_recurrence_learns_the_smallest_task_and_a_watcher_ends_it():
+    ours = task(1, 1, 2, rows=16)
+    config = ContextReady.Config(width=16, heads=2, depth=1, unroll="bptt")
+    network = ContextReady(config, ours.vocabulary, ours.length, torch.Generator().manual_seed(0))
+    found = []
+
+    def watch(step, loss, columns):
+        found.append(columns)
+        return solved(columns) == 2
+
+    taken = learn(network, ours, seed=0, steps=100, lr=1e-2, every=10, watch=watch)
+    assert solved(found[-1]) == 2 and taken == 10 * len(found)
+    assert accuracies(network, ours, seed=0) == found[-1]
+
+
+def test_solved_counts_up_to_the_first_failure():
+    assert [solved(f) for f in ([1.0, 1.0], [0.99, 0.98, 1.0], [0.5])] == [2, 1, 0]
+    assert set(PUBLISHED) == {"small", "main", "progression", "hops20"}

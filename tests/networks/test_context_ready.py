@@ -1,0 +1,367 @@
+"""What is the Context-Ready Transformer's own; what it shares with all networks is in test_contract.py."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tandem.networks.context_ready import ContextReady, ContextReadySPS
+from tandem.networks.decoder import Decoder
+from tandem.networks.head_ffn import HeadFFN
+from tandem.recipe import UserError
+from tandem.testing.cases import Case, document, pack, texts
+from tandem.training.run import keyed
+
+CORRECTIONS = ["add", "token_blind", "concat", "block_head", "tied"]
+FIRST_EXACT = {"token_blind", "block_head"}  # c is 0 at the first position, so that one pass is exact there
+
+
+def build(cls=ContextReady, **settings) -> ContextReady:
+    config = cls.Config(**{"width": 16, "heads": 2, "depth": 1, "passes_min": None} | settings)
+    return Case("", cls, config).build()
+
+
+def at(network, passes, batch):
+    """Hidden states after a number of passes, or streaming ("walk": position by position)."""
+    e = network.wrapped.placed(network.embed(batch.tokens), batch)
+    return network._walk(e, batch) if passes == "walk" else network._pass(e, batch, passes)
+
+
+def with_settings(network, **settings):
+    network.config = network.config.model_copy(update=settings)
+    return network
+
+
+# ---- passes and streaming -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_every_pass_makes_one_more_position_equal_to_streaming(correction, depth):
+    network = build(correction=correction, depth=depth)
+    _equal_after_each_pass(network, correction)
+
+
+@pytest.mark.parametrize("persistent", ["inputs", "predictions"])
+@pytest.mark.parametrize("correction", ["add", "block_head"])
+def test_two_streams_become_streaming_in_passes_too(correction, persistent):
+    settings = {"correction": correction, "depth": 2, "window": 2, "persistent": persistent}
+    network = build(ContextReadySPS, **settings)
+    _equal_after_each_pass(network, correction)
+    batch = pack([[document(9, 1)]])
+    e = network.embed(batch.tokens)
+    z = network.wrapped.states(e, network.wrapped.reader(e, batch))
+    started = network.wrapped.first_prediction if correction == "block_head" else 0
+    torch.testing.assert_close(network.carry(e, z), z - started)  # what the blocks added to the stream that is read
+
+
+def _equal_after_each_pass(network, correction):
+    T = 9
+    batch = pack([[document(T, 1)]])
+    streamed = at(network, "walk", batch)
+    for K in range(1, T + 2):
+        off = (at(network, K, batch) - streamed).abs().amax(-1)[0]
+        exact = min(T, K if correction in FIRST_EXACT else K - 1)
+        assert (off[:exact] < 1e-9).all(), (K, off)
+        assert (off[exact:] > 1e-6).all(), (K, off)  # and no other
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_sessions_and_scores_are_streaming_in_float32(correction):
+    text, settings = document(12, 3), {"width": 32, "heads": 4, "depth": 3, "correction": correction}
+    network = Case("", ContextReady, ContextReady.Config(**settings, prefill="stream")).fresh()
+    batch, session = pack([[text]]), network.session(1)
+    nll = network.score(batch)[0]
+    hidden = network.wrapped.norm(at(network, len(text) + 1, batch))
+    logits = torch.cat([session.prefill([text[:1]]), *(session.step(torch.tensor([token])) for token in text[1:])])
+    torch.testing.assert_close(logits, (hidden @ network.head.T)[0], rtol=0, atol=1e-5)
+    expected = -logits.log_softmax(-1)[range(len(text) - 1), text[1:]]
+    torch.testing.assert_close(nll[:-1], expected, rtol=0, atol=1e-5)
+
+
+class Half(nn.Module):
+    """F(norm(u)) = u / 2."""
+
+    def forward(self, h, e, first, mlp):
+        return (h.masked_fill(first, 0) + e) / 2
+
+
+def test_passes_worked_out_by_hand():
+    """Blocks that are the identity: c(K) - c(K-1) halves with every pass."""
+    network, batch = build(), pack([[document(8, 1)]])
+    network.correction = Half()
+    for linear in (network.blocks[0].output, network.blocks[0].mlp.down):
+        linear.weight.data.zero_()
+    e = torch.ones(1, 8, 16, dtype=torch.float64)
+    shown = {1: [1, 1, 1, 1], 2: [1.5, 2, 2, 2], 3: [1.5, 2.25, 2.5, 2.5], 4: [1.5, 2.25, 2.625, 2.75]}
+    shown[5] = [1.5, 2.25, 2.625, 2.8125]
+    for K, z in shown.items():
+        assert network._pass(e, batch, K)[0, :4, 0].tolist() == z
+    assert network._walk(e, batch)[0, :4, 0].tolist() == shown[5]
+
+
+def test_a_pass_depends_on_its_corrections_and_on_no_pass_before():
+    network, batch = build(), pack([[document(9, 1)]])
+    e = network.embed(batch.tokens)
+    reader, starts = network.wrapped.reader(e, batch), batch.starts
+    c = torch.randn(e.shape, generator=torch.Generator().manual_seed(0), dtype=e.dtype)
+    first = (torch.arange(9) == 0)[None, :, None]
+    alone = network.next(e, c, reader, first)
+    passed = list(islice(network.corrections(e, reader, starts), 4))
+    assert torch.equal(network.next(e, c, reader, first), alone)
+    two = network.next(e, network.next(e, None, reader, first), reader, first)
+    assert torch.equal(passed[1], two)
+
+
+@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed"])
+def test_one_pass_is_the_plain_decoder_to_the_last_bit(setting):
+    plain = Decoder.tiny()[setting]
+    config = ContextReady.Config(**plain.model_dump(), passes=1, passes_min=None)
+    network, decoder = Case("", ContextReady, config).fresh(seed=5), Case("", Decoder, plain).fresh(seed=5)
+    batch, hidden = pack(texts()), []
+    for net in (network, decoder):
+        hidden.append(net(net.embed(batch.tokens), batch)[0])
+        net.nll(hidden[-1], batch.targets)[0].backward()
+    assert torch.equal(*hidden)
+    own = dict(network.named_parameters())
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(own[f"wrapped.{name}"].grad, parameter.grad), name
+    assert all(p.grad is None for p in network.correction.parameters())  # nothing is computed for nothing
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_every_parameter_learns_with_two_passes(correction):
+    network = build(correction=correction, passes=2)
+    batch = pack(texts())
+    network.nll(network(network.embed(batch.tokens), batch)[0], batch.targets)[0].backward()
+    assert all(p.grad is not None and p.grad.any() for p in network.parameters())
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, "stream"])
+def test_a_score_depends_on_the_past_of_its_document_alone(passes):
+    """At every number of passes: large changes of the future, a longer row, and what else lies in the row."""
+    network = with_settings(build(width=32, depth=2), score_passes=passes, tolerance=1e-2)
+    for parameter in network.correction.F.parameters():
+        parameter.data *= 0.7  # so that passes converge, each position in its time
+    first, second = document(9, 1), document(14, 2)
+    alone, packed = (network.score(pack([row])) for row in ([second], [first, second]))
+    torch.testing.assert_close(packed[:, 9:], alone, rtol=0, atol=1e-9)
+    x = network.embed(pack([[second]]).tokens).detach()
+    x[:, 6:] = 1e3
+    torch.testing.assert_close(network.score(pack([[second]]), x)[:, :6], alone[:, :6], rtol=0, atol=1e-9)
+    shorter = pack([[second[:8]]])
+    torch.testing.assert_close(network.score(shorter)[:, :7], alone[:, :7], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 12])
+def test_a_windowed_cache_reads_what_a_windowed_mask_does(window):
+    network, batch = build(window=window, depth=2), pack([[document(12, 1)]])
+    torch.testing.assert_close(at(network, "walk", batch), at(network, 13, batch), rtol=0, atol=1e-9)
+
+
+def test_a_trained_row_goes_through_time_as_through_all_passes():
+    """Gradients of the recurrence are those of T + 1 passes, documents and all."""
+    batch, T = pack(texts()), 32
+    walked, passed = build(unroll="bptt", window=6), build(passes=T + 1, window=6)
+    losses = []
+    for network in (walked, passed):
+        losses.append(network.nll(network(network.embed(batch.tokens), batch)[0], batch.targets)[0])
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    for (name, one), other in zip(walked.named_parameters(), passed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10, msg=name)
+
+
+# ---- the number of passes -------------------------------------------------------------------------------------------
+
+
+def test_passes_are_drawn_uniformly_by_the_step_alone():
+    network = build(passes=5, passes_min=2)
+    batches = [replace(pack([[document(3, part)]]), key=keyed(7, f"step/{s}")) for s in range(10_000) for part in (0,)]
+    drawn = [network._drawn(batch) for batch in batches]
+    counts, n = Counter(drawn), len(drawn)
+    assert set(counts) == {2, 3, 4, 5}
+    assert all(abs(count - n / 4) < 3 * math.sqrt(n * 0.25 * 0.75) for count in counts.values())
+    assert [build(passes=5, passes_min=2)._drawn(batch) for batch in batches[5000:5100]] == drawn[5000:5100]
+    assert network._drawn(replace(batches[0], key=None)) == 5  # evaluation draws nothing
+
+
+def test_micro_batches_of_a_step_share_their_key(small_corpus, monkeypatch):
+    from tandem.corpus import prepare
+    from tandem.recipe import load
+    from tandem.training.run import Run
+
+    given = ["network.depth=1", "budget=3 steps", "batch.micro_batches=2", "training.device=cpu", *small_corpus]
+    recipe = load("context_ready/tiny", given)
+    run = Run(recipe, prepare(recipe.corpus))
+    keys = [[batch.key for batch in run.batches(step)] for step in range(3)]
+    assert all(one == other for one, other in keys) and len({one for one, _ in keys}) == 3
+    assert run.batches(1)[0].to("cpu").key == keys[1][0]
+
+
+def test_one_compiled_block_serves_every_number_of_passes():
+    torch._dynamo.reset()
+    counter, network = CompileCounterWithBackend("eager"), build(passes=5, width=32, heads=4)
+    network.compile(counter)
+    batch = pack(texts())
+    for K in (1, 2, 3, 4, 5):
+        with_settings(network, passes=K)
+        network(network.embed(batch.tokens), batch)[0].sum().backward()
+    assert counter.frame_count <= 2
+
+
+def test_recomputing_passes_gives_the_same_gradients_and_keeps_less():
+    batch, kept, networks = pack(texts()), [], [build(passes=4, depth=2), build(passes=4, depth=2)]
+    for network, recompute in zip(networks, (False, True), strict=True):
+        network.recompute, held = recompute, set()
+        keep = lambda tensor, held=held: held.add(tensor.untyped_storage().data_ptr()) or tensor
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden, _ = network(network.embed(batch.tokens), batch)
+        network.nll(hidden, batch.targets)[0].backward()
+        kept.append(len(held))
+    for plain, recomputed in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(plain.grad, recomputed.grad)
+    assert kept[1] < 0.5 * kept[0]
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_can_be_read_in_passes_or_token_by_token():
+    network, text = build(width=32, heads=4, depth=2, tolerance=1e-9), document(20, 2)
+    logits, prompts = {}, [text[:12], text[:5]]
+    for how in ("converge", "stream", 3):
+        session = with_settings(network, prefill=how).session(2)
+        logits[how] = [session.prefill(prompts), *(session.step(torch.tensor([7, token])) for token in text[5:9])]
+        logits[how] = torch.stack(logits[how])
+        assert session.passes == {"stream": 1, 3: 3}.get(how, session.passes)
+    torch.testing.assert_close(logits["converge"], logits["stream"], rtol=0, atol=1e-5)
+    assert (logits[3] - logits["stream"]).abs().max() > 1e-3
+    x = with_settings(network, prefill=3).session(1)
+    batch = pack([[text[:12]]])
+    hidden = network.wrapped.norm(at(network, 3, batch))[:, -1]
+    torch.testing.assert_close(x.prefill([text[:12]]).double(), hidden @ network.head.T, rtol=0, atol=1e-4)
+    (carried,) = at(network, 3, batch)[:, -1]  # from the same pass as the caches
+    torch.testing.assert_close(x.carry[0, 0], carried, rtol=0, atol=1e-9)
+
+
+def test_a_session_holds_one_vector_beside_the_caches():
+    network = Case("", ContextReady, ContextReady.Config(width=32, heads=4, depth=3)).fresh()
+    session = network.session(2)
+    session.prefill([[1, 2, 3], [4, 5]])
+    assert session.bytes == session.inner.bytes + 2 * 32 * 4
+    carried, fork = session.carry.clone(), session.fork()
+    fork.step(torch.tensor([1, 2]))
+    assert torch.equal(session.carry, carried) and not torch.equal(fork.carry, carried)
+
+
+# ---- conversion -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("correction", ["add", "token_blind", "concat"])
+def test_a_converted_network_is_the_old_one_to_the_last_bit(correction):
+    plain = Decoder.tiny()["house"]
+    config = ContextReady.Config(**plain.model_dump(), correction=correction, passes_min=None)
+    decoder, network = Case("", Decoder, plain).fresh(seed=3), Case("", ContextReady, config).fresh(seed=4)
+    network.start_from(decoder)
+    batch, text = pack(texts()), document(9, 1)
+    expected = decoder(decoder.embed(batch.tokens), batch)[0]
+    for K in range(1, 7):
+        assert torch.equal(with_settings(network, passes=K)(network.embed(batch.tokens), batch)[0], expected)
+    assert torch.equal(network.score(batch), decoder.score(batch))
+    for how in ("stream", "converge"):
+        old, new = decoder.session(1), with_settings(network, prefill=how).session(1)
+        for token in text if how == "stream" else ():
+            read = [s.step(torch.tensor([token])) if s.bytes else s.prefill([[token]]) for s in (old, new)]
+            assert torch.equal(*read)
+    first, last = network.correction.F.up, network.correction.F.down
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    for learns in (False, True):  # the first matrix learns once the last has left zero
+        optimiser.zero_grad()
+        network.nll(network(network.embed(batch.tokens), batch)[0], batch.targets)[0].backward()
+        assert last.weight.grad.any() and bool(first.weight.grad.any()) is learns
+        optimiser.step()
+
+
+def test_what_can_not_be_converted_is_refused():
+    decoder = Case("", Decoder, Decoder.tiny()["house"]).fresh()
+    for correction in ("block_head", "tied"):
+        network = Case("", ContextReady, ContextReady.Config(**decoder.config.model_dump(), correction=correction))
+        with pytest.raises(UserError, match="take add, token_blind or concat"):
+            network.fresh().start_from(decoder)
+        with pytest.raises(ValueError, match="no matrix of its own"):
+            ContextReady.Config(correction=correction, correction_init="zero")
+    with pytest.raises(UserError, match="window"):
+        Case("", ContextReady, ContextReady.Config(**Decoder.tiny()["windowed"].model_dump())).fresh().start_from(
+            decoder
+        )
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+def on_meta(cls, **settings):
+    """A model of the paper: biases everywhere (ours has none in the head), table and head of 32,000 rows each."""
+    with torch.device("meta"):
+        own = {"norm": "layer", "mlp": "gelu", "bias": True, "tied": False, "heads": 16}
+        return cls(cls.Config(**own | settings), 31_998, 256)  # and two spare rows
+
+
+@pytest.mark.parametrize(
+    ("cls", "depth", "width", "parameters", "multiply_adds", "cache"),
+    [
+        (ContextReady, 1, 2048, 215_035_136, 149_422_080, 4_096),
+        (ContextReady, 5, 1120, 157_094_080, 121_139_200, 11_200),
+        (ContextReady, 6, 1024, 149_543_168, 116_654_080, 12_288),
+        (Decoder, 6, 1088, 154_980_608, 120_045_568, 13_056),
+        (Decoder, 12, 768, 134_240_000, 109_510_656, 18_432),
+    ],
+)
+def test_counts_of_the_models_of_the_paper(cls, depth, width, parameters, multiply_adds, cache):
+    cost = on_meta(cls, depth=depth, width=width).cost()
+    assert cost.total_parameters == parameters - 32_000
+    assert cost.linear + cost.head == multiply_adds - 2 * width
+    assert cost.cache(10) == 10 * cache + (width if cls is ContextReady else 0)
+
+
+@pytest.mark.parametrize(
+    ("correction", "parameters"),
+    [("token_blind", 149_543_168), ("concat", 153_737_472), ("block_head", 141_147_392), ("tied", 141_149_440)],
+)
+def test_parameters_of_other_corrections(correction, parameters):
+    cost = on_meta(ContextReady, depth=6, width=1024, correction=correction).cost()
+    assert cost.total_parameters == parameters - 32_000
+    correction_work = {"block_head": 0, "concat": 12}.get(correction, 8)
+    assert cost.linear == (12 * 6 + correction_work) * 1024**2
+
+
+def test_an_mlp_at_the_head_costs_what_a_correction_does():
+    context, head = (on_meta(cls, depth=3, width=446, heads=1).cost() for cls in (ContextReady, HeadFFN))
+    assert context.linear == head.linear == 44 * 446**2
+    assert context.total_parameters == head.total_parameters
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "passes", "passes_min", "multiply_adds"),
+    [
+        (6, 1024, 5, None, 443_809_792),
+        (6, 1024, 5, 2, 317_980_672),
+        (5, 1120, 5, None, 452_300_800),
+        (5, 1120, 5, 2, 324_352_000),
+        (1, 2048, 5, None, 451_411_968),
+        (1, 2048, 10, None, 870_842_368),
+        (1, 2048, 5, 2, 325_582_848),
+        (1, 2048, 10, 2, 535_298_048),
+    ],
+)
+def test_training_costs_every_pass(depth, width, passes, passes_min, multiply_adds):
+    cost = on_meta(ContextReady, depth=depth, width=width, passes=passes, passes_min=passes_min).cost()
+    flops = cost.training(256)
+    assert (flops["linear"] + flops["head"]) / (6 * 256) == multiply_adds - 2 * width
+    plain = on_meta(Decoder, depth=depth, width=width).cost().training(256)
+    assert flops["attention"] == (passes + (passes_min or passes)) / 2 * plain["attention"]

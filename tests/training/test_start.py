@@ -1,0 +1,80 @@
+"""Runs that start from the weights of others: conversion, its control, and what is refused."""
+
+import shutil
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.trained import converted, open_trained
+from tandem.corpus import prepare
+from tandem.recipe import UserError, load
+from tandem.testing.cases import pack, texts
+from tandem.training.run import Run
+from tandem.training.start import start
+
+SMALL = ["network.depth=1", "network.width=32", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, small_corpus):
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    given = [*SMALL, "budget=6 steps", *small_corpus]
+    done = tandem("train", "decoder/tiny", "--run", folder.name, "--runs", folder.parent, *given)
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_a_conversion_starts_where_the_other_run_ended(plain):
+    recipe = converted(plain, ["network.passes=3"])
+    run, source = Run(recipe, prepare(recipe.corpus)), open_trained(plain)
+    start(run.network, recipe)
+    batch = pack(texts())
+    assert recipe.values["network"]["name"] == "context_ready" and recipe.network.passes == 3
+    assert torch.equal(run.network.score(batch), source.network.score(batch))
+    losses = []
+    for one in (run, source):
+        (first,) = one.batches(0)
+        losses.append(one.objective.loss(one.network, first, one.objective.count(first))[0])
+    assert torch.equal(*losses)
+    assert not run.optimiser.state_dict()["state"]
+
+
+def test_a_converted_run_trains_and_outlives_the_other(plain, tmp_path):
+    source = shutil.copytree(plain, tmp_path / "plain")
+    done = tandem("convert", source, "budget=3 steps", "--run", "new", "--runs", tmp_path)
+    assert done.exit_code == 0, done.output
+    shutil.rmtree(source)
+    assert tandem("generate", tmp_path / "new", "cat").exit_code == 0
+
+
+def test_the_control_goes_on_as_it_was(plain, small_corpus):
+    recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *small_corpus, f"start.run={plain}"])
+    run = Run(recipe, prepare(recipe.corpus))
+    start(run.network, recipe)
+    for name, value in open_trained(plain).network.state_dict().items():
+        assert torch.equal(run.network.state_dict()[name], value)
+
+
+def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpus, tmp_path):
+    for changes, words in (
+        (["network.rope_base=500", *small_corpus], ["rope_base: 10000.0 there, 500.0 here"]),
+        (["network.depth=2", *small_corpus], ["depth: 1 there, 2 here"]),
+        ([*small_corpus, "corpus.vocabulary=401"], ["another corpus"]),
+        ([*small_corpus, "start.run=nowhere"], ["no run here"]),
+    ):
+        given = [*SMALL, "budget=3 steps", f"start.run={plain}", *changes]
+        done = tandem("train", "decoder/tiny", "--run", "new", "--runs", tmp_path, *given)
+        assert done.exit_code == 2 and all(word in done.stderr for word in words), done.output
+        assert not (tmp_path / "new").exists()
+
+
+def test_only_what_another_network_wraps_can_be_converted(plain, tmp_path):
+    assert tandem("convert", plain, "budget=2 steps", "--run", "new", "--runs", tmp_path).exit_code == 0
+    with pytest.raises(UserError, match="no network wraps context_ready"):
+        converted(tmp_path / "new", [])
