@@ -106,6 +106,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also from a phase that is no language model yet.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/demo.")]
 
 
@@ -159,12 +160,13 @@ def train(
 def evaluate(
     run: RunPath,
     documents: Annotated[int | None, typer.Option(min=1, help="Held-out documents to score; all unless given.")] = None,
+    unfinished: Unfinished = False,
 ) -> None:
     """Likelihood of held-out text, token by token: nats per token and bits per byte."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.evaluate(run, documents))
+    print(trained.evaluate(run, documents, unfinished))
 
 
 @main.command()
@@ -176,19 +178,20 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1)] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     seed: int = 0,
+    unfinished: Unfinished = False,
 ) -> None:
     """Go on with texts, streaming."""
     _fill()
     from tandem.comparison import trained
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, prompts or [""], tokens, options, seed)
+    trained.continue_texts(run, prompts or [""], tokens, options, seed, unfinished)
 
 
 @main.command()
-def export(run: RunPath, folder: Path) -> None:
+def export(run: RunPath, folder: Path, unfinished: Unfinished = False) -> None:
     """Write a run's model as safetensors, config.json and tokenizer.json."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.write_model(run, folder))
+    print(trained.write_model(run, folder, unfinished))

@@ -96,7 +96,7 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
     plan_file = folder.path / "plan.json"
     if not plan_file.exists():
         speed = run.speed or run.measure()
-        made = {"steps": run.steps, "page": page(run, speed), "step_seconds": speed.step_seconds}
+        made = {"steps": run.steps, "page": page(run, speed), "seconds": speed.seconds(run.flops(run.steps))}
         replace_file(plan_file, json.dumps(made, indent=1).encode())
     plan = json.loads(plan_file.read_text())
     folder.truncate_metrics(step or None)
@@ -117,15 +117,17 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]
         judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
         if judged is None:
             judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
-            log.write(judged, in_words(judged))
-    export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
+            log.write(judged, noted(run.note, in_words(judged)))
+    if not run.note:
+        export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
     return {
         "step": run.steps,
-        "tokens": run.steps * run.tokens_per_step,
-        "flops": run.steps * run.flops_per_step,
+        "tokens": run.tokens(run.steps),
+        "positions": run.view.positions(run.steps),
+        "flops": run.flops(run.steps),
         "training_seconds": run.progress.seconds,
         "evaluation_seconds": judged["seconds"],
-        "planned_seconds": plan["step_seconds"] * run.steps,
+        "planned_seconds": plan["seconds"],
         "likelihood": judged,
         "samples": samples(run),
     }
@@ -141,7 +143,8 @@ class Evaluations:
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is judged on all documents
             judged = judge(self.run, self.config.documents)
-            self.log.write({"kind": "likelihood", "step": step.step, **judged}, in_words(judged))
+            words = noted(self.run.note, in_words(judged))
+            self.log.write({"kind": "likelihood", "step": step.step, **judged}, words)
 
     def close(self) -> None:
         pass
@@ -156,7 +159,8 @@ class Samples:
 
     def after_step(self, step: Step) -> None:
         for prompt, text in samples(self.run):
-            self.log.write({"kind": "sample", "step": step.step, "prompt": prompt, "text": text}, prompt + text)
+            words = noted(self.run.note, prompt + text)
+            self.log.write({"kind": "sample", "step": step.step, "prompt": prompt, "text": text}, words)
 
     def close(self) -> None:
         pass
@@ -184,6 +188,11 @@ def as_record(found: Likelihood) -> dict[str, Any]:
         "bytes": found.bytes,
         "documents": found.documents,
     }
+
+
+def noted(note: str, words: str) -> str:
+    """`words` with what the network does at this step of the run in place of reading tokens, one at a time."""
+    return f"{words} (one token at a time, after {note})" if note else words
 
 
 def in_words(judged: dict[str, Any]) -> str:
@@ -217,13 +226,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
         "likelihood": in_words(result["likelihood"]),
     }
-    curve = folder.path / "loss.png"
+    curve, model = folder.path / "loss.png", folder.path / "model"
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
         "loss curve": curve if curve.exists() else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib",
         "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
-        "model": folder.path / "model",
+        "model": model if model.exists() else "not written; the run ends in a phase that is no language model",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
     said += [f"{'sample':<11} {(prompt + text).strip()}" for prompt, text in result["samples"]]

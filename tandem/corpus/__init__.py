@@ -7,21 +7,25 @@
 A store is prepared once and mapped into memory; a batch is computed from (seed, step) and nothing else.
 """
 
+from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.order import Order
 from tandem.corpus.prepare import Corpus, prepare
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
-from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, scoring_rows
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
 
 __all__ = [
     "IGNORE",
+    "BagRows",
     "Batch",
     "Corpus",
+    "FoldedRows",
     "Order",
     "PackedRows",
     "ScoringBatch",
     "Store",
     "Tokenizer",
+    "View",
     "load_tokenizer",
     "prepare",
     "scoring_rows",

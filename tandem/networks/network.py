@@ -13,7 +13,7 @@ Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -57,6 +57,8 @@ class Network(nn.Module):
     """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability."""
 
     Config: ClassVar[Any]
+    tokens_only: ClassVar[str] = ""
+    """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
@@ -108,11 +110,43 @@ class Network(nn.Module):
         """(title, span, number of keys) of every pattern, for a row whose documents begin at `starts`."""
         raise NotImplementedError
 
-    def nll(self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    @property
+    def terms(self) -> dict[str, float]:
+        """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
+        return {}
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        """What the sum of each extra term is divided by: positions, unless a network says otherwise."""
+        return {name: batch.starts.numel() for name in self.terms}
+
+    def add_extra(
+        self, loss: Tensor, sums: dict[str, Tensor], extra: dict[str, Tensor], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A batch's loss and sums with the extra terms of its forward; `counts` are totals of the step."""
+        assert extra.keys() == self.terms.keys(), f"terms {list(self.terms)}, but the forward gave {list(extra)}"
+        for name, weight in self.terms.items():
+            if weight:
+                loss = loss + weight / max(1, counts[name]) * extra[name]
+            sums = sums | {name: extra[name].detach()}
+        return loss, sums
+
+    def redraw(self, chosen: Collection[str], generator: torch.Generator) -> None:
+        """Draws the parameters of these roles anew."""
+        cls: Any = type(self)
+        fresh = dict(cls(self.config, self.vocabulary, self.context, generator).named_parameters())
+        role = roles(self)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if role[name] in chosen:
+                    parameter.copy_(fresh[name])
+
+    def nll(
+        self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head."""
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
-        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row)
+        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
 
     def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """-log p of every asked target, nats, (B, T), 0 elsewhere; `x` in place of the tokens' embeddings."""

@@ -36,7 +36,7 @@ class Taken:
 def take_step(run: "Run", step: int) -> Taken:
     """One update of run.network from the batches of `step`."""
     batches = run.batches(step)
-    counts = _added(run.objective.count(batch) for batch in batches)
+    counts = _added(run.objective.count(run.network, batch) for batch in batches)
     sums: dict[str, Tensor] = {}
     for batch in batches:
         batch = batch.to(run.device.value)
@@ -45,7 +45,7 @@ def take_step(run: "Run", step: int) -> Taken:
         loss.backward()
         sums = _added((sums, terms))
     norm = run.optimiser.clip()
-    require_finite(sums, norm, step, where=f"rows {step * run.view.rows} to {(step + 1) * run.view.rows}")
+    require_finite(sums, norm, step, where=run.place(step))
     return Taken(sums, counts, norm, run.optimiser.step(run.schedule(step)))
 
 
@@ -54,6 +54,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
     run.network.train()
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):
+            run.enter(step)
             began = time.perf_counter()
             taken = take_step(run, step)
             _finish(run.device.value)
@@ -79,10 +80,10 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         terms=taken.means(),
         norm=float(taken.norm),
         lr=taken.lr,
-        tokens=done * run.tokens_per_step,
-        flops=done * run.flops_per_step,
+        tokens=run.tokens(done),
+        flops=run.flops(done),
         seconds=run.progress.seconds,
-        tokens_per_second=run.tokens_per_step / seconds,
+        tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
         memory_bytes=peak_memory(run.device.value),
     )
 

@@ -13,6 +13,7 @@ Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the p
 """
 
 import math
+from collections.abc import Callable
 
 from pydantic import Field
 
@@ -83,6 +84,21 @@ class Linear(Schedule):
 
     def after_warmup(self, step: int) -> float:
         return 1 - (1 - self.config.floor) * self.passed(step)
+
+
+def in_stretches(
+    schedule: type[Schedule], config: _Config, stretches: list[tuple[int, int | None]], steps: int
+) -> Callable[[int], float]:
+    """A schedule of its own for each (first, last) of the `stretches`; None is the end of the run."""
+    if len(stretches) == 1:
+        return schedule(config, steps)
+    parts = [(first, schedule(config, (steps if last is None else last) - first)) for first, last in stretches]
+
+    def multiplier(step: int) -> float:
+        first, part = max((p for p in parts if p[0] <= step), key=lambda p: p[0])
+        return part(step - first)
+
+    return multiplier
 
 
 def in_steps(amount: int | float, steps: int) -> int:

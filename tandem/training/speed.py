@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured over a few steps on copies: seconds for one step, seconds before the first, bytes at the peak."""
+    """Measured over a few steps on copies: seconds for one step, seconds before the first, bytes at the peak; FLOPs
+    of one of these steps."""
 
     step_seconds: float
     start_seconds: float
     memory: int
+    flops: int
+
+    def seconds(self, flops: int) -> float:
+        """Seconds for steps of `flops` in all: between phases, time goes with FLOPs."""
+        return self.step_seconds * (flops / self.flops)
 
 
 def measure(run: "Run", steps: int = 3) -> Speed:
@@ -39,4 +45,4 @@ def measure(run: "Run", steps: int = 3) -> Speed:
         if run.device.value.type == "cuda":
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
-    return Speed(sorted(taken)[len(taken) // 2], start_seconds, peak_memory(run.device.value))
+    return Speed(sorted(taken)[len(taken) // 2], start_seconds, peak_memory(run.device.value), run.flops(1))
