@@ -26,6 +26,7 @@ from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache
 from tandem.nn.init import Embedding, Linear, initialise
+from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
@@ -64,7 +65,9 @@ class Decoder(Network):
     def tiny(cls) -> dict[str, Config]:
         gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
         qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
-        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}}
+        # The balance loss depends on how a step is cut, which the contract has to change nothing
+        moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24, "tied": False}
+        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}, "mixture": moe}
         return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
 
     @classmethod
@@ -92,7 +95,7 @@ class Decoder(Network):
         if self.places is not None:
             index = torch.arange(x.shape[1]) - batch.starts
             x = x + self.places(index.to(x.device))
-        return self.run(x, reader), {}
+        return self.run(x, reader), self.extra(batch)
 
     def run(self, x: Tensor, reader: Any) -> Tensor:
         """All blocks and the final norm."""

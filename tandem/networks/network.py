@@ -24,6 +24,7 @@ from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
 from tandem.nn.init import roles
+from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
 
 
@@ -64,6 +65,8 @@ class Network(nn.Module):
         super().__init__()
         self.config, self.vocabulary, self.context = config, vocabulary, context
         self.recompute = False
+        self.routings: list[Routing] = []
+        """Of the pass that is being made, by mixture of experts."""
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
@@ -113,7 +116,14 @@ class Network(nn.Module):
     @property
     def terms(self) -> dict[str, float]:
         """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
-        return {}
+        moe = getattr(self.config, "moe", None)
+        return {"balance": moe.balance, "load_max": 0.0, "load_min": 0.0} if moe else {}
+
+    def extra(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums of the extra terms of the pass over `batch` that has just been made."""
+        routings, self.routings = self.routings, []  # a new list: recomputation tells the old one again
+        means = mixture_terms(routings) if routings else {}
+        return {name: batch.starts.numel() * mean for name, mean in means.items()}
 
     def count(self, batch: Batch) -> dict[str, int]:
         """What the sum of each extra term is divided by: positions, unless a network says otherwise."""
@@ -160,9 +170,10 @@ class Network(nn.Module):
 
     def run_block(self, block: nn.Module, x: Tensor, reader: Any) -> Tensor:
         """block(x, reader), keeping only x for the backward when `recompute` is on."""
+        told = {"routings": self.routings} if getattr(self.config, "moe", None) and torch.is_grad_enabled() else {}
         if self.recompute and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False)
-        return block(x, reader)
+            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False, **told)
+        return block(x, reader, **told)
 
     def parameters_by_role(self) -> dict[str, int]:
         counts: dict[str, int] = {}

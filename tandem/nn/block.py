@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tandem.nn.init import Linear, Scheme
 from tandem.nn.mlp import MLP, MLPKind, inner_width
+from tandem.nn.moe import Mixture, MixtureConfig, Routing
 from tandem.nn.norm import NormKind, norm
 from tandem.nn.rope import Rotation, rotate
 from tandem.recipe import Settings
@@ -41,6 +42,8 @@ class BlockConfig(Settings):
     """Position-wise network: swiglu, gelu (erf) or gelu_tanh."""
     mlp_width: int | None = Field(None, ge=1)
     """F, inner width; null: 8C/3 rounded up to a multiple of 64 for swiglu, 4C for gelu."""
+    moe: MixtureConfig | None = None
+    """A mixture of experts, each as wide as the MLP would be, in place of it; null: the MLP."""
     norm: NormKind = "rms"
     """rms or layer."""
     norm_eps: float = Field(1e-6, gt=0)
@@ -64,6 +67,8 @@ class BlockConfig(Settings):
         head_width = self.head_width or self.width // self.heads
         if self.positions != "learned" and head_width % 2:
             raise ValueError(f"rotary positions need an even head width, not {head_width}; or positions: learned")
+        if self.moe is not None and (self.mlp != "swiglu" or self.bias):
+            raise ValueError("moe: experts are swiglu without biases; leave mlp and bias")
         inner = inner_width(self.mlp, self.width)
         return {"key_heads": self.heads, "head_width": head_width, "mlp_width": inner}
 
@@ -98,15 +103,19 @@ class Block(nn.Module):
         self.norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.output = Linear(queries, c.width, bias=c.bias, role="attention_out")
         self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
-        self.mlp = MLP(c.mlp, c.width, inner, bias=c.bias)
+        self.mlp = Mixture(c.moe, c.width, inner) if c.moe else MLP(c.mlp, c.width, inner, bias=c.bias)
 
-    def forward(self, x: Tensor, reader: Reader) -> Tensor:
-        """x (B, T, C) to (B, T, C)."""
+    def forward(self, x: Tensor, reader: Reader, *, routings: list[Routing] | None = None) -> Tensor:
+        """x (B, T, C) to (B, T, C); a mixture of experts tells `routings` where the tokens went."""
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
         project, finish = compiled or (Block.project, Block.finish)
         q, k, v = project(self, x, reader.rotation)
-        return finish(self, x, reader(self.layer, q, k, v))
+        y = reader(self.layer, q, k, v)
+        if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on them
+            x = self.add(x, y)
+            return x + self.mlp(self.norm_mlp(x), routings)
+        return finish(self, x, y)
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
@@ -123,8 +132,12 @@ class Block(nn.Module):
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
-        x = x + self.output(y.transpose(1, 2).flatten(-2))
+        x = self.add(x, y)
         return x + self.mlp(self.norm_mlp(x))
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x and what was read."""
+        return x + self.output(y.transpose(1, 2).flatten(-2))
 
 
 def compile_blocks(blocks: list[Block], backend: str) -> None:
@@ -140,4 +153,6 @@ def linear_work(config: BlockConfig) -> int:
     """Multiply-adds of one block for one token, attention pairs left out."""
     G, D, inner = config.derived
     attention = config.width * (2 * config.heads + 2 * G) * D
+    if config.moe is not None:
+        return attention + config.width * (3 * config.moe.active * inner + config.moe.experts)
     return attention + (3 if config.mlp == "swiglu" else 2) * config.width * inner

@@ -8,10 +8,7 @@ from tandem.recipe import UserError, load
 
 def refused(*overrides):
     with pytest.raises(UserError) as error:
-        load(
-            "superposition/tiny",
-            [f"objective.{override}" if "." not in override else override for override in overrides],
-        )
+        load("superposition/tiny", [o if o.startswith("batch.") else f"objective.{o}" for o in overrides])
     return str(error.value)
 
 
