@@ -19,12 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from tandem.corpus import Order, Store
+from tandem.corpus import Store
 from tandem.recipe import Settings, register, require
 from tandem.training.run import Run
-
-SUBSET = 0
-"""Key of the order of documents from which a part is taken."""
 
 
 class PowerLaw(NamedTuple):
@@ -149,7 +146,7 @@ def _pairs(document: np.ndarray, distance: int) -> np.ndarray:
 
 def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids of whole documents without their ends, and the number of each one's document, from 0."""
-    order = Order(store, SUBSET).epoch(0).documents
+    order = np.random.default_rng(0).permutation(len(store))  # the first of the store would be those of one source
     lengths = store.lengths[order] - 1
     order = order[: int(np.searchsorted(lengths.cumsum(), tokens)) + 1]
     order = order[store.lengths[order] > 1]

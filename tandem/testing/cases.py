@@ -91,18 +91,25 @@ def tasks() -> list[Task]:
     ]
 
 
-def as_written(documents: list[list[int]]) -> Order:
-    """These documents over and over, in the order in which they are given."""
-    lengths = np.array([len(text) for text in documents])
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    order = Order.__new__(_AsWritten)
-    order.store = SimpleNamespace(tokens=np.concatenate(documents), lengths=lengths, offsets=offsets)  # type: ignore[assignment]
-    return order
-
-
 class _AsWritten(Order):
+    def __init__(self, documents: list[list[int]]):
+        lengths = np.array([len(text) for text in documents])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        self.store = SimpleNamespace(tokens=np.concatenate(documents), lengths=lengths, offsets=offsets)  # type: ignore[assignment]
+
     def epoch(self, number: int) -> Epoch:
         return Epoch(np.arange(len(self.store.lengths)), np.cumsum(self.store.lengths))
+
+    def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        positions = np.arange(start, start + count)
+        within = positions % self.store.offsets[-1]
+        place = np.searchsorted(self.store.offsets, within, side="right") - 1
+        return self.store.tokens[within], positions - within + self.store.offsets[place]
+
+
+def as_written(documents: list[list[int]]) -> Order:
+    """These documents over and over, in the order in which they are given."""
+    return _AsWritten(documents)
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
