@@ -31,6 +31,12 @@ def test_a_bag_is_asked_for_the_bag_that_follows():
     assert batch.starts.tolist() == [[0, 0, 0]]
 
 
+def test_cut_from_the_stream_bags_know_no_documents():
+    batch = cut(counting(6, 3, 11), rows=1, context=3).batch(0)
+    assert batch.targets[0].tolist() == [[4, 5, 6, 7], [8, 9, 10, 11], [12, X, X, X]]
+    assert batch.starts.tolist() == [[0, 0, 0]]
+
+
 @pytest.mark.parametrize(("tail", "counts"), [(True, [3, 2, 2, 2]), (False, [2, 2, 2, 2])])
 def test_the_last_bag_keeps_one_target_or_none(tail, counts):
     batch = cut(counting(100), rows=1, context=3, tail=tail).batch(0)

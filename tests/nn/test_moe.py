@@ -91,10 +91,12 @@ def test_no_token_is_dropped_however_uneven_the_load():
 
 def test_the_router_is_float32_under_autocast():
     built = mixture(dtype=torch.float32)
-    routings = []
+    routings, x = [], torch.randn(2, 9, C)
     with torch.autocast("cpu", torch.bfloat16):
-        y = built(torch.randn(2, 9, C), routings)
-    assert routings[0].probability_E.dtype == torch.float32 and y.dtype == torch.bfloat16
+        y = built(x, routings)
+    expected = (x @ built.router.weight.T).softmax(-1).mean((0, 1))
+    torch.testing.assert_close(routings[0].probability_E, expected, atol=1e-6, rtol=0)
+    assert y.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("experts", "busy"), [(8, 8), (8, 2), (4, 1)])

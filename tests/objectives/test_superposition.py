@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.corpus import IGNORE, Batch
@@ -290,6 +291,16 @@ def test_both_phases_cost_the_same():
     tokens = pack(texts())
     assert bags.starts.shape == tokens.starts.shape
     assert flops(bags) == flops(tokens) > 0
+
+
+def test_both_phases_share_their_compiled_graphs():
+    """Two for a block, whatever a position reads."""
+    torch._dynamo.reset()
+    network, counter = HOUSE.fresh(), CompileCounter()
+    network.compile(counter)
+    for task in (Task("", objective(bag=4, until=0.5)), Task("", objective(bag=1))):
+        backward(network, task.objective, task.batches(texts()))
+    assert counter.frame_count == 2
 
 
 def test_both_phases_are_the_same_network():
