@@ -170,10 +170,11 @@ class Network(nn.Module):
 
     def run_block(self, block: nn.Module, x: Tensor, reader: Any) -> Tensor:
         """block(x, reader), keeping only x for the backward when `recompute` is on."""
-        told = {"routings": self.routings} if getattr(self.config, "moe", None) and torch.is_grad_enabled() else {}
+        # A method, not the list: FSDP hands over copies of lists
+        more = {"tell": self.routings.append} if getattr(self.config, "moe", None) and torch.is_grad_enabled() else {}
         if self.recompute and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False, **told)
-        return block(x, reader, **told)
+            return torch.utils.checkpoint.checkpoint(block, x, reader, use_reentrant=False, **more)
+        return block(x, reader, **more)
 
     def parameters_by_role(self) -> dict[str, int]:
         counts: dict[str, int] = {}

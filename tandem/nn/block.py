@@ -105,8 +105,8 @@ class Block(nn.Module):
         self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = Mixture(c.moe, c.width, inner) if c.moe else MLP(c.mlp, c.width, inner, bias=c.bias)
 
-    def forward(self, x: Tensor, reader: Reader, *, routings: list[Routing] | None = None) -> Tensor:
-        """x (B, T, C) to (B, T, C); a mixture of experts tells `routings` where the tokens went."""
+    def forward(self, x: Tensor, reader: Reader, *, tell: Callable[[Routing], object] | None = None) -> Tensor:
+        """x (B, T, C) to (B, T, C); a mixture of experts tells where the tokens went."""
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
         project, finish = compiled or (Block.project, Block.finish)
@@ -114,7 +114,7 @@ class Block(nn.Module):
         y = reader(self.layer, q, k, v)
         if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on them
             x = self.add(x, y)
-            return x + self.mlp(self.norm_mlp(x), routings)
+            return x + self.mlp(self.norm_mlp(x), tell)
         return finish(self, x, y)
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ Source: Qwen3 technical report (128 experts, 8 active, no shared one); the balan
 Shapes: N tokens, E experts, k active, C width, F inner width of an expert.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,8 +64,8 @@ class Mixture(nn.Module):
         self.up = Experts(self.experts, width, 2 * inner, role="experts")
         self.down = Experts(self.experts, inner, width, role="experts_out")
 
-    def forward(self, x: Tensor, routings: list[Routing] | None = None) -> Tensor:
-        """(..., C) to (..., C); tells `routings` where the tokens went."""
+    def forward(self, x: Tensor, tell: Callable[[Routing], object] | None = None) -> Tensor:
+        """(..., C) to (..., C); `tell` is told where the tokens went."""
         x_NC = x.flatten(0, -2)
         with torch.autocast(x.device.type, enabled=False):
             # float32: in bfloat16 near ties fall to the wrong expert, and the balance loss sees rounded shares
@@ -74,8 +74,8 @@ class Mixture(nn.Module):
         p_Nk, chosen_Nk = p_NE.topk(self.active)
         gate_Nk = p_Nk / p_Nk.sum(-1, keepdim=True)
         counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.experts)
-        if routings is not None:
-            routings.append(Routing(_shares(counts_E, exact), p_NE.mean(0)))
+        if tell is not None:
+            tell(Routing(_shares(counts_E.clone(), exact), p_NE.mean(0)))
 
         by_expert = chosen_Nk.flatten().argsort(stable=True)
         read_MC = x_NC.repeat_interleave(self.active, 0)[by_expert]  # M = N k assignments
