@@ -1,4 +1,4 @@
-# make demo   set up, then train a small language model on real text and use it (minutes, on a laptop)
+# make demo   set up, then train two small language models on real text and compare them (minutes, on a laptop)
 # make test   set up, then run the tests
 # make mutations, make check: every shipped bug must be caught; lint, format and types
 
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test mutations check clean
 demo: $(VENV)/.core
-	@$(BIN)/tandem train demo
+	@$(BIN)/tandem compare demo
 
 test: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

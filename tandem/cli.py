@@ -1,8 +1,8 @@
 """The command `tandem`: every sub-command is a few lines around a function of the library.
 
 What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
-(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own; Ctrl-C ends
-with 130; whatever else is raised is a bug and shows itself in full.
+(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own (3: the loss is
+not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself in full.
 """
 
 import importlib
@@ -33,8 +33,9 @@ class _Group(TyperGroup):
 
             if not isinstance(error, UserError):
                 raise
-            print(error, file=sys.stderr)
-            sys.exit(2)
+            if not error.is_told_elsewhere:
+                print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
 
 
 main = typer.Typer(
@@ -81,6 +82,10 @@ def show(
         print(overview())
     elif what == "mask":
         print(_masks(*(more or [])))
+    elif what.startswith("studies/"):
+        from tandem.comparison.study import load_study
+
+        print(load_study(what, more or []).to_yaml(), end="")
     else:
         print(explain(what, more or []))
 
@@ -107,7 +112,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
 Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also from a phase that is no language model yet.")]
-RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/demo.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
 @main.command("prepare")
@@ -141,16 +146,55 @@ def train(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Train a recipe, or go on with it: the same command again continues an interrupted run."""
+    """Train a recipe, or go on with it: the same command again continues an interrupted run.
+
+    \b
+    torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
+    """
     _fill()
     from tandem.comparison.pretrain import pretrain
     from tandem.recipe import load
     from tandem.training.health import Stopped
+    from tandem.training.parallel import joined
 
-    loaded = load(recipe, overrides or [])
-    name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+    with joined() as ranks:
+        with ranks.together():
+            loaded = load(recipe, overrides or [])
+        name = run or f"{Path(recipe).stem}-{loaded.fingerprint}"
+        try:
+            pretrain(loaded, runs / name, ranks=ranks)
+        except Stopped as stopped:
+            if ranks.is_first:
+                print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+            sys.exit(128 + stopped.signal_number)
+
+
+@main.command()
+def compare(
+    study: Annotated[str, typer.Argument(help="Name or path of a study.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE of the study, or of all its recipes.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
+    studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
+    list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
+) -> None:
+    """Train the arms of a study and compare them: the same command again goes on, or shows the result.
+
+    Typed several times, on one machine or on many that share the folder, the commands share the runs.
+    """
+    _fill()
+    from tandem.comparison import runner
+    from tandem.comparison.folder import StudyFolder
+    from tandem.comparison.study import load_study
+    from tandem.training.health import Stopped
+
+    loaded = load_study(study, overrides or [])
+    if list_only:
+        print(StudyFolder(loaded, studies / loaded.name).status())
+        return
     try:
-        pretrain(loaded, runs / name)
+        runner.compare(loaded, studies / loaded.name, processes)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
@@ -159,14 +203,25 @@ def train(
 @main.command()
 def evaluate(
     run: RunPath,
-    documents: Annotated[int | None, typer.Option(min=1, help="Held-out documents to score; all unless given.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="probe.KEY=VALUE, options of the probe.")] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
+    ] = None,
+    texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
+    probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
     unfinished: Unfinished = False,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte."""
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
     _fill()
     from tandem.comparison import trained
+    from tandem.recipe import UserError
 
-    print(trained.evaluate(run, documents, unfinished))
+    if probe:
+        trained.probe(run, probe, overrides or [], unfinished=unfinished)
+    elif overrides:
+        raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
+    else:
+        print(trained.evaluate(run, documents, texts or [], unfinished=unfinished))
 
 
 @main.command()

@@ -78,7 +78,7 @@ main()
 def test_show_lists_what_there_is(command):
     code, out, _ = command("show")
     assert code == 0
-    assert "  decoder       The plain decoder." in out
+    assert ["decoder", "The", "plain", "decoder."] in [line.split() for line in out.splitlines()]
     assert all(name in out for name in recipes())
 
 

@@ -16,11 +16,21 @@ LINES = [line for line in LINES if line.startswith("tandem ")]
 def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
     monkeypatch.chdir(tmp_path)
     small = [*small_corpus, "budget=12 steps", "batch.rows=2", "sampling.tokens=5"]
-    assert {shlex.split(line)[1] for line in LINES} == {"show", "plan", "train", "evaluate", "generate", "export"}
+    assert {shlex.split(line)[1] for line in LINES} == {
+        "show",
+        "plan",
+        "train",
+        "evaluate",
+        "generate",
+        "export",
+        "compare",
+    }
     for line in LINES:
         words = shlex.split(line)[1:]
         if words[0] in ("plan", "train"):
             words = [*words[:2], *small, *words[2:]]
+        if words[0] == "compare":
+            words = [*words, *small, "together=null"]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0 and done.stdout.strip() and not done.stderr, f"{line}\n{done.output}"
     assert (tmp_path / "exported" / "model.safetensors").exists()

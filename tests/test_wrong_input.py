@@ -131,10 +131,10 @@ def test_the_folder_of_another_recipe(run, small_corpus):
 
 
 def test_a_damaged_checkpoint(run):
-    (weights,) = run.glob("checkpoints/*/network.safetensors")
+    (weights,) = run.glob("checkpoints/*/*.distcp")
     weights.write_bytes(weights.read_bytes()[:-5])
     before = contents(run)
-    refused(tandem("evaluate", run), "network.safetensors", "damaged", "Delete the folder")
+    refused(tandem("evaluate", run), "__0_0.distcp", "damaged", "Delete the folder")
     assert contents(run) == before
 
 

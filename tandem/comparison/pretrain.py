@@ -4,54 +4,67 @@ Every part is done once and found again: the prepared corpus, the plan, the chec
 goes on where it was interrupted, and on a finished run shows the result at once.
 """
 
+import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
-from tandem.corpus import Corpus, prepare
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.comparison.results import DOCUMENTS
+from tandem.comparison.texts import scored, text_stores
+from tandem.corpus import Corpus, Order, prepare
+from tandem.evaluation.likelihood import SUBSET, Likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
+from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
-from tandem.training.display import clock, scaled
+from tandem.training.display import Told, clock, progress_bar, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
+from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import page
-from tandem.training.run import Progress as RunProgress
+from tandem.training.progress import Progress as RunProgress
 from tandem.training.run import Run
 
 Say = Callable[[str], object]
 
 
-def pretrain(recipe: Recipe, path: Path, console: Console | None = None) -> dict[str, Any]:
+def pretrain(recipe: Recipe, path: Path, console: Console | None = None, ranks: Ranks = ALONE) -> dict[str, Any] | None:
     """Trains `recipe` in the folder `path`, or goes on there, and judges it; returns the result, which is also there.
 
+    Of several processes the first alone writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
-    terminal = console or Console(highlight=False)
+    terminal = console if console and ranks.is_first else Console(highlight=False, quiet=not ranks.is_first)
 
     def say(text: str) -> None:
         terminal.print(text, markup=False, soft_wrap=True)
 
     # What can be refused is refused before a folder is made.
-    run = None if path.exists() else Run(recipe, prepared(recipe, console))
-    with RunFolder.start(path, recipe.to_yaml()) as folder:
+    run = None if ranks.first(path.exists) else built(recipe, None, terminal, ranks)
+    with ranks.together():
+        locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
+    with locked as folder:
         result_file = path / "result.json"
-        if not result_file.exists():
-            result = _trained_and_judged(go_on(folder, run or planned(folder, recipe, console)), folder, say)
-            if find_spec("matplotlib"):
-                plot_losses({path.name: folder.records()}, path / "loss.png")
-            replace_file(result_file, json.dumps(result, indent=1).encode())
+        if not ranks.first(result_file.exists):
+            run = go_on(folder, run or planned(folder, recipe, terminal, ranks))
+            result = _trained_and_judged(run, folder, say, terminal)
+            if ranks.is_first:
+                if find_spec("matplotlib"):
+                    plot_losses({path.name: folder.records()}, path / "loss.png")
+                replace_file(result_file, json.dumps(result, indent=1).encode())
+        if not ranks.is_first:
+            return None
         result = json.loads(result_file.read_text())
         for line in result_page(folder, result):
             say(line)
@@ -67,70 +80,94 @@ def plan(recipe: Recipe, console: Console | None = None) -> str:
     return "\n".join([*lines, "", *values])
 
 
+def built(recipe: Recipe, steps: int | None, console: Console | None, ranks: Ranks) -> Run:
+    """The run at step 0; its corpus is prepared by one process of each machine, while the others wait for a lock."""
+    with ranks.together():
+        corpus = prepared(recipe, console)
+    return Run(recipe, corpus, steps, ranks)
+
+
 def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
-    """The corpus of a recipe, under a progress bar where it has to be prepared first."""
-    columns = TextColumn("preparing text"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("text", total=None, visible=False)
-        corpus = prepare(recipe.corpus, lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+    """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
+    with progress_bar("preparing text", DownloadColumn(), console) as progress:
+        corpus = prepare(recipe.corpus, progress)
+    text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
     return corpus
 
 
-def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None) -> Run:
+def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, as long as it was planned."""
     plan_file = folder.path / "plan.json"
-    steps = json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None
-    return Run(recipe, prepared(recipe, console), steps)
+    steps = ranks.first(lambda: json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None)
+    return built(recipe, steps, console, ranks)
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:
     """The run at the last checkpoint of the folder, if there is one."""
-    last = checkpoint.latest(folder.checkpoints)
+    last = run.ranks.first(lambda: checkpoint.latest(folder.checkpoints))
     if last is not None:
-        run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser))
+        run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser, run.ranks))
     return run
 
 
-def _trained_and_judged(run: Run, folder: RunFolder, say: Say) -> dict[str, Any]:
-    recipe, step = run.recipe, run.progress.step
+def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console) -> dict[str, Any]:
+    recipe, step, ranks = run.recipe, run.progress.step, run.ranks
     plan_file = folder.path / "plan.json"
-    if not plan_file.exists():
+    if not ranks.first(plan_file.exists):
         speed = run.speed or run.measure()
         made = {"steps": run.steps, "page": page(run, speed), "seconds": speed.seconds(run.flops(run.steps))}
-        replace_file(plan_file, json.dumps(made, indent=1).encode())
-    plan = json.loads(plan_file.read_text())
-    folder.truncate_metrics(step or None)
+        ranks.first(lambda: replace_file(plan_file, json.dumps(made, indent=1).encode()))
+    plan = ranks.first(lambda: json.loads(plan_file.read_text()))
+    ranks.first(lambda: folder.truncate_metrics(step or None))
     say(f"{'run':<11} {folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}")
     for title, text in plan["page"].items():
         say(f"{title:<11} {text}")
     keep = recipe.checkpoint
 
     def save() -> None:
-        progress = vars(run.progress)
-        checkpoint.save(
-            folder.checkpoints, run.progress.step, run.network, run.optimiser, progress, keep.keep, keep.milestones
-        )
+        at, progress = run.progress.step, vars(run.progress)
+        network, optimiser = run.network, run.optimiser
+        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)
 
-    with Log(recipe.log, folder, step) as log:
+    with Log(recipe.log, folder, step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
-        judged = next((r for r in folder.records("likelihood") if r["step"] == run.steps), None)
+        judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
         if judged is None:
-            judged = {"kind": "likelihood", "step": run.steps, **judge(run, documents=None)}
-            log.write(judged, noted(run.note, in_words(judged)))
+            with progress_bar("scoring held-out text", TaskProgressColumn(), terminal) as progress:
+                found, judged = judge(run, run.steps, None, progress)
+            # First the file, for the record says that it is done.
+            ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
+            ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
+        texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
+        if texts["texts"].keys() != recipe.evaluation.texts.keys():
+            texts = {"kind": "texts", "step": run.steps, **judge_texts(run, terminal)}
+            words = f"\n{'':<12}".join(in_words(text, name) for name, text in texts["texts"].items())
+            ranks.first(lambda: log.write(texts, words))
+    network = run.whole_network()
     if not run.note:
-        export(run.network, run.corpus.tokenizer, recipe.values, folder.path / "model")
+        ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
         "tokens": run.tokens(run.steps),
         "positions": run.view.positions(run.steps),
         "flops": run.flops(run.steps),
         "training_seconds": run.progress.seconds,
-        "evaluation_seconds": judged["seconds"],
+        "evaluation_seconds": texts["seconds"] + sum(record["seconds"] for record in folder.records("likelihood")),
+        "spikes": run.progress.spikes,
+        "skipped": run.progress.skipped,
         "planned_seconds": plan["seconds"],
+        "parameters": run.cost.parameters,
         "likelihood": judged,
+        "texts": texts["texts"],
         "samples": samples(run),
+        "decoding": asdict(decoding(run)),
     }
+
+
+def _of_the_end(folder: RunFolder, kind: str, run: Run) -> dict[str, Any] | None:
+    """What was recorded already after the last step, of one kind."""
+    return next((record for record in folder.records(kind) if record["step"] == run.steps), None)
 
 
 class Evaluations:
@@ -138,13 +175,12 @@ class Evaluations:
 
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.config = run, log, run.recipe.evaluation
-        self.every = self.config.every
+        self.every = self.config.every or (self.config.points and -(-run.steps // self.config.points))
 
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is judged on all documents
-            judged = judge(self.run, self.config.documents)
-            words = noted(self.run.note, in_words(judged))
-            self.log.write({"kind": "likelihood", "step": step.step, **judged}, words)
+            _, judged = judge(self.run, step.step, self.config.documents)
+            self.log.write(judged, noted(self.run.note, in_words(judged)))
 
     def close(self) -> None:
         pass
@@ -166,16 +202,46 @@ class Samples:
         pass
 
 
-def judge(run: Run, documents: int | None) -> dict[str, Any]:
-    """Likelihood of held-out documents, as a record."""
-    network, config = run.network.eval(), run.recipe.evaluation
+def judge(
+    run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None
+) -> tuple[Likelihood, dict[str, Any]]:
+    """Likelihood of held-out documents after `step` steps, and the record of it."""
     began = time.perf_counter()
-    with torch.no_grad():
-        found = likelihood(
-            network, run.corpus.validation, context=run.recipe.batch.context, rows=config.rows, documents=documents
-        )
+    found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
+    clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
+    return found, {"kind": "likelihood", "step": step, **as_record(found), **clocks}
+
+
+def by_document(found: Likelihood) -> bytes:
+    """The arrays of a Result as a file."""
+    file = io.BytesIO()
+    np.savez(
+        file,
+        documents=found.order,
+        nats=found.nats_by_document,
+        document_tokens=found.tokens_by_document,
+        document_bytes=found.bytes_by_document,
+    )
+    return file.getvalue()
+
+
+def decoding(run: Run) -> Decoding:
+    """What it costs to go on with half a context of held-out text for a quarter of one, at most 64 tokens."""
+    context = run.recipe.batch.context
+    prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
+    measured = measure_decoding(run.whole_network().eval(), prompt.tolist(), max(1, min(64, context // 4)))
     run.network.train()
-    return {**as_record(found), "seconds": time.perf_counter() - began}
+    return measured
+
+
+def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:
+    """Likelihood of the recipe's evaluation texts, as a record."""
+    stores, found = text_stores(run.recipe, run.corpus, console), {}
+    began = time.perf_counter()
+    for name, store in stores.items():
+        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+            found[name] = as_record(scored(run, store, progress=progress))
+    return {"texts": found, "seconds": time.perf_counter() - began}
 
 
 def as_record(found: Likelihood) -> dict[str, Any]:
@@ -195,9 +261,9 @@ def noted(note: str, words: str) -> str:
     return f"{words} (one token at a time, after {note})" if note else words
 
 
-def in_words(judged: dict[str, Any]) -> str:
+def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
     return (
-        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on held-out text: "
+        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )
 
@@ -206,7 +272,7 @@ def samples(run: Run) -> list[tuple[str, str]]:
     """(prompt, what follows) for the prompts of the recipe."""
     recipe, prompts = run.recipe, run.recipe.sampling.prompts
     sampler = recipe.choice("sampling")(recipe.sampling)
-    network = run.network.eval()
+    network = run.whole_network().eval()
     texts = generate_text(
         network, run.corpus.tokenizer, prompts, sampler=sampler, max_tokens=recipe.sampling.tokens, seed=recipe.seed
     )
@@ -224,6 +290,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "vs plan": f"{clock(spent)} of {clock(planned)}, "
         f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
+        **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": in_words(result["likelihood"]),
     }
     curve, model = folder.path / "loss.png", folder.path / "model"
@@ -235,6 +302,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "model": model if model.exists() else "not written; the run ends in a phase that is no language model",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
+    said += [f"{'text':<11} {in_words(text, name)}" for name, text in result["texts"].items()]
     said += [f"{'sample':<11} {(prompt + text).strip()}" for prompt, text in result["samples"]]
     said += [f"{title:<11} {path}" for title, path in paths.items()]
     return [*said, f"{'go on':<11} tandem generate {folder.path} 'Once upon a time'"]

@@ -6,11 +6,18 @@ back from what lies there. Clocks and memory aside, the result of a run is a fun
 Shapes: D held-out documents.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from tandem.generation.speed import Decoding
+from tandem.training.folder import RunFolder
+
+DOCUMENTS = "documents.npz"
+"""File of a run: the arrays of its Result, by document."""
 
 
 class Point(NamedTuple):
@@ -21,17 +28,6 @@ class Point(NamedTuple):
     flops: float
     seconds: float
     nats_per_token: float
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """What generation costs with the trained network: one text at a time, after `prompt` tokens of held-out text."""
-
-    prompt: int
-    prefill_seconds: float
-    tokens_per_second: float
-    cache_bytes: int
-    """Held after the prompt."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +71,54 @@ class Result:
     @property
     def bits_per_byte(self) -> float:
         return float(self.nats.sum() / np.log(2) / self.document_bytes.sum())
+
+    def as_numbers(self) -> dict[str, Any]:
+        """What a line of results.jsonl holds: sums over documents in place of the arrays, no texts."""
+        kept = ("arm", "seed", "lr", "trial", "steps", "tokens", "flops", "training_seconds", "evaluation_seconds")
+        return {
+            **{key: getattr(self, key) for key in kept},
+            "run": self.folder.name,
+            "nats_per_token": self.nats_per_token,
+            "bits_per_byte": self.bits_per_byte,
+            "scored": {
+                "documents": len(self.documents),
+                "nats": float(self.nats.sum()),
+                "tokens": int(self.document_tokens.sum()),
+                "bytes": int(self.document_bytes.sum()),
+            },
+            "parameters": self.parameters,
+            "decoding": asdict(self.decoding),
+            "curve": [point._asdict() for point in self.curve],
+        }
+
+
+def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
+    """The result of the finished run in `path`."""
+    folder, told = RunFolder.open(path), json.loads((path / "result.json").read_bytes())
+    per_step = {key: told[key] / told["step"] for key in ("tokens", "flops")}
+    curve = [
+        Point(
+            step=judged["step"],
+            tokens=round(judged["step"] * per_step["tokens"]),
+            flops=judged["step"] * per_step["flops"],
+            seconds=judged["training_seconds"],
+            nats_per_token=judged["nats_per_token"],
+        )
+        for judged in folder.records("likelihood")
+    ]
+    with np.load(path / DOCUMENTS) as arrays:
+        by_document = dict(arrays)
+    return Result(
+        arm=arm,
+        seed=seed,
+        lr=lr,
+        trial=trial,
+        folder=path,
+        steps=told["step"],
+        **{key: told[key] for key in ("tokens", "flops", "training_seconds", "evaluation_seconds", "parameters")},
+        **by_document,
+        curve=curve,
+        decoding=Decoding(**told["decoding"]),
+        samples=[(prompt, text) for prompt, text in told["samples"]],
+        environment=json.loads(folder.environment.read_bytes()),
+    )

@@ -3,19 +3,28 @@
 Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+from rich.progress import TaskProgressColumn
+from rich.table import Table
+
 from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned
+from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
-from tandem.evaluation.likelihood import likelihood
+from tandem.evaluation.probe import Findings
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import UserError, configure, load
+from tandem.recipe import UserError, configure, did_you_mean, load, registered
 from tandem.training import checkpoint
-from tandem.training.folder import RunFolder
+from tandem.training.display import progress_bar
+from tandem.training.folder import RunFolder, replace_file
 from tandem.training.run import Run
 
 
@@ -44,18 +53,54 @@ def open_model(path: Path, unfinished: bool = False) -> tuple[Network, Tokenizer
     return run.network, run.corpus.tokenizer
 
 
-def evaluate(path: Path, documents: int | None, unfinished: bool = False) -> str:
-    """Likelihood of the run's held-out text, in words."""
+def evaluate(
+    path: Path,
+    documents: int | None,
+    given: Sequence[str] = (),
+    console: Console | None = None,
+    unfinished: bool = False,
+) -> str:
+    """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
     run = open_trained(path, unfinished)
-    config = run.recipe.evaluation
-    found = likelihood(
-        run.network.eval(),
-        run.corpus.validation,
-        context=run.recipe.batch.context,
-        rows=config.rows,
-        documents=documents,
-    )
-    return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, in_words(as_record(found)))}"
+    stores = text_stores(run.recipe, run.corpus, console) | given_stores(run.recipe, run.corpus, given, console)
+    found = {}
+    for name, store in {"held-out text": run.corpus.validation, **stores}.items():
+        split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
+        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+            found[name] = scored(run, store, documents, split, progress)
+    words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
+    return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
+
+
+def probe(
+    path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None, unfinished: bool = False
+) -> None:
+    """Runs a probe (evaluation/probe.py) on the run in `path`, shows what it found and keeps it in `probes/`.
+
+    Raises: UserError where no probe has this name, or an option is wrong.
+    """
+    probes = registered("probe")
+    if name not in probes:
+        known = f"probes: {', '.join(probes)}" if probes else "none is registered"
+        raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
+    config = configure("probe", name, overrides)
+    run, terminal = open_trained(path, unfinished), console or Console(highlight=False)
+    with torch.no_grad():
+        found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
+    folder = path / "probes"
+    folder.mkdir(exist_ok=True)
+    record = {"probe": name, "step": run.progress.step, "options": config.model_dump(mode="json"), **found.record}
+    replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
+    for title, rows in found.tables.items():
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        terminal.print(table)
+    for key, value in record.items():
+        terminal.print(f"{key:<11} {value}", markup=False, soft_wrap=True)
+    for title, draw in found.plots.items():
+        draw(folder / f"{name}-{title}.png")
+    terminal.print(f"{'kept in':<11} {folder}", markup=False, soft_wrap=True)
 
 
 def continue_texts(

@@ -8,8 +8,9 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
-from tandem.corpus.order import Order
-from tandem.corpus.prepare import Corpus, prepare
+from tandem.corpus.order import Order, shuffled
+from tandem.corpus.prepare import Corpus, prepare, prepare_texts
+from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
 from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
@@ -23,10 +24,15 @@ __all__ = [
     "Order",
     "PackedRows",
     "ScoringBatch",
+    "Segmentation",
+    "Sentences",
     "Store",
     "Tokenizer",
     "View",
     "load_tokenizer",
     "prepare",
+    "prepare_texts",
     "scoring_rows",
+    "segment",
+    "shuffled",
 ]

@@ -67,13 +67,16 @@ class BagRows:
 class FoldedRows:
     """Rows of `context` bags, each of one document, from the first document on that begins at token `begin` or later.
 
-    Raises: UserError where no document has a bag and a token to ask for.
+    Raises: UserError where no document has a bag and a token to ask for, and for a mixture of sources, in whose order
+        a bag can not be found by its number.
     """
 
     def __init__(self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int):
         self.order, self.rows, self.context, self.begin = order, rows, context, begin
         self.bag, self.slots = bag, slots
         self._cached: tuple[int, np.ndarray] | None = None
+        if len(order.sources) > 1:
+            raise UserError("objective.boundary: fold takes a corpus without shares; take boundary: ignore")
         lengths = order.store.lengths
         self.bags = np.where(lengths > bag, lengths // bag, 0)
         """Of each document of the store."""

@@ -81,6 +81,9 @@ class Builtin:
                     found[1, Path(file)] = Path(str(distribution.locate_file(file)))
         return [found[key] for key in sorted(found) if not SKIPPED & set(key[1].parts) and found[key].is_file()]
 
+    def check(self) -> None:
+        """There is nothing that it could miss."""
+
     def read(self) -> Iterator[tuple[str, int]]:
         """Yields (document, bytes of source code read so far). The second time it has them all."""
         if self._documents:

@@ -1,16 +1,29 @@
 """The house order: which document stands where in an endless stream, for every method alike.
 
-Each epoch is a permutation of the documents keyed by (seed, epoch), and the epochs follow each other:
+A source is its documents, epoch after epoch, each epoch a permutation keyed by (seed, epoch, source). Without shares
+a corpus is one source:
 
     epoch 0            epoch 1
     d2 | d0 | d1       d0 | d1 | d2       ...      position:  0 1 2 3 4 5 ...
 
-Any slice of the stream can be read without what comes before it, so a batch needs no state and a resumed run no
-replay. Two things are fixed here for good, since results depend on them: the permutation and its key.
-Cost: one sort of the documents per epoch, kept for two epochs; a read gathers its tokens in one indexing.
+A mixture sets the clocks of its sources by their shares w: the document that begins at token b of its source's own
+stream is due at b / w, and documents come in the order in which they are due, the earlier source first on a tie.
+
+    w = 3/4   a0    a1    a2    a3 ...       documents of 6 tokens: due at 0 8 16 24
+    w = 1/4   b0          b1                 documents of 4 tokens: due at 0 16
+    stream    a0 b0 a1 a2 b1 a3 ...          a source that runs out begins its next epoch, the others go on
+
+By the time V every source has given the documents that are due before V: w V tokens, and less than one document more.
+So a stretch of n tokens holds w n of a source to within (1 - w) L + w (sum of the other L), where L is the longest
+document of a source; and what stands at position p was due between p - (sum of all L) and p. Hence any slice of the
+stream is read without what comes before it: a batch needs no state and a resumed run no replay.
+Three things are fixed here for good, since results depend on them: the permutation, its key and the clock.
+Cost: one sort of a source's documents per epoch, kept for two epochs; a read sorts the documents of its own stretch
+and of the sum of all L before it, and gathers its tokens in one indexing.
 Letters: D documents, N tokens.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -25,46 +38,91 @@ class Epoch(NamedTuple):
     """(D,) where in the epoch each of them ends, in tokens."""
 
 
-class Order:
-    """The stream of a store's documents for one seed."""
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """A permutation of range(count), decided by the key."""
+    # Sorted raw bits: numpy keeps the bits of a generator the same for ever, but not its permutation().
+    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(bits, kind="stable")
 
-    def __init__(self, store: Store, seed: int):
-        self.store, self.seed = store, seed
+
+class Source:
+    """The endless stream of some of a store's documents."""
+
+    def __init__(self, store: Store, documents: np.ndarray, seed: int, number: int):
+        self.store, self.documents, self.seed, self.number = store, documents, seed, number
+        self.tokens, self.longest = int(store.lengths[documents].sum()), int(store.lengths[documents].max())
         self._epochs: dict[int, Epoch] = {}
 
     def epoch(self, number: int) -> Epoch:
-        """The documents of one epoch in the house order."""
         if number not in self._epochs:
-            # Sorted raw bits: numpy keeps the bits of a generator the same for ever, but not its permutation().
-            bits = np.random.Philox(np.random.SeedSequence([self.seed, number])).random_raw(len(self.store))
-            documents = np.argsort(bits, kind="stable")
+            # Source 0 has the key (seed, epoch): numpy takes a trailing zero for none, and a mixture of one source
+            # is the corpus without shares.
+            documents = self.documents[shuffled(len(self.documents), self.seed, number, self.number)]
             while len(self._epochs) > 1:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[number] = Epoch(documents, np.cumsum(self.store.lengths[documents]))
         return self._epochs[number]
+
+    def between(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """The documents that begin at low <= position < high, where each begins, and the tokens before the first."""
+        documents, begins, before = [], [], None
+        for number in range(low // self.tokens, high // self.tokens + 1):
+            epoch, start = self.epoch(number), number * self.tokens
+            one, other = (self._begun(epoch, position - start) for position in (low, high))
+            documents.append(epoch.documents[one:other])
+            begins.append(start + epoch.ends[one:other] - self.store.lengths[documents[-1]])
+            if before is None:
+                before = start + int(epoch.ends[one - 1] if one else 0)
+        return np.concatenate(documents), np.concatenate(begins), before or 0
+
+    @staticmethod
+    def _begun(epoch: Epoch, position: int) -> int:
+        """How many documents of an epoch begin before a position: each begins where the one before it ends."""
+        return min(1 + int(np.searchsorted(epoch.ends, position)), len(epoch.ends)) if position > 0 else 0
+
+
+class Order:
+    """The stream of a store's documents for one seed."""
+
+    def __init__(self, store: Store, seed: int):
+        self.store = store
+        everything = [(1.0, np.arange(len(store)))]
+        mixed = [(share, np.flatnonzero(store.source_of == i)) for i, share in enumerate(store.shares)]
+        present = [(i, share, documents) for i, (share, documents) in enumerate(mixed or everything) if len(documents)]
+        self.sources = [Source(store, documents, seed, i) for i, _, documents in present]
+        self.shares = [share / sum(share for _, share, _ in present) for _, share, _ in present]
+        self._reach = 1 + sum(source.longest for source in self.sources)  # one more for the rounding of the clock
+
+    def epoch(self, number: int, source: int = 0) -> Epoch:
+        """The documents of one epoch of a source in the house order; without shares source 0 is the whole store."""
+        return self.sources[source].epoch(number)
+
+    def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The documents that hold the stream positions start .. stop-1.
+
+        Returns: documents (D,) in order, and the stream position (D,) int64 at which each begins.
+        """
+        low, high = max(0, start - self._reach), stop + 1
+        parts = [
+            source.between(math.ceil(share * low), math.ceil(share * high))
+            for source, share in zip(self.sources, self.shares, strict=True)
+        ]
+        due = np.concatenate([begins / share for (_, begins, _), share in zip(parts, self.shares, strict=True)])
+        documents = np.concatenate([documents for documents, _, _ in parts])[np.argsort(due, kind="stable")]
+        lengths = self.store.lengths[documents]
+        ends = sum(before for _, _, before in parts) + np.cumsum(lengths)
+        first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+        held = slice(first, last + 1)
+        return documents[held], (ends - lengths)[held]
 
     def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """A slice of the stream.
 
         Returns: tokens (N,) int64, and for each the stream position (N,) int64 at which its document begins.
         """
-        total = len(self.store.tokens)
-        tokens, begins = [], []
-        while count > 0:
-            number, first = divmod(start, total)
-            last = min(first + count, total)
-            indices, begins_in_epoch = self._locate(self.epoch(number), first, last)
-            tokens.append(self.store.tokens[indices])
-            begins.append(begins_in_epoch + number * total)
-            start, count = start + last - first, count - (last - first)
-        return np.concatenate(tokens).astype(np.int64), np.concatenate(begins)
-
-    def _locate(self, epoch: Epoch, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """For positions first .. last-1 of an epoch: where in the store, and where their document begins."""
-        one, other = np.searchsorted(epoch.ends, [first, last - 1], side="right")
-        touched = slice(one, other + 1)
-        documents, ends = epoch.documents[touched], epoch.ends[touched]
-        begins = ends - self.store.lengths[documents]
-        counts = np.minimum(ends, last) - np.maximum(begins, first)
+        stop = start + count
+        documents, begins = self.documents(start, stop)
+        ends = begins + self.store.lengths[documents]
+        counts = np.minimum(ends, stop) - np.maximum(begins, start)
         shifts = np.repeat(self.store.offsets[documents] - begins, counts)
-        return np.arange(first, last) + shifts, np.repeat(begins, counts)
+        return self.store.tokens[np.arange(start, stop) + shifts].astype(np.int64), np.repeat(begins, counts)

@@ -3,6 +3,7 @@
     corpora/wiki-3f9c0a61d2b4/train        tokens, offsets, ... (store.py)
                              /validation   whole documents, chosen by a hash of their text or given as files
 
+A mixture (`texts` with shares) is one pair of stores too, in which every document knows its source (order.py).
 The folder's name holds a hash of all that decides its contents: the sources with their sizes and times of change,
 the tokenizer, the split. So a second call opens what the first one wrote, and a changed file is prepared anew.
 It is written beside its place and renamed when complete, under a lock: whoever comes second waits and opens it.
@@ -12,35 +13,55 @@ their order. Cost: encoding time; memory is a few batches, whatever the size of 
 """
 
 import contextlib
-import fcntl
 import json
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from tandem.corpus.sources import Source, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter
+from tandem.corpus.boundaries import token_starts
+from tandem.corpus.sentences import Segmentation
+from tandem.corpus.sources import Source, check_names, find_sources
+from tandem.corpus.store import FORMAT, Store, StoreWriter, locked
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.recipe import Settings, UserError, register
 
 Progress = Callable[[int, int | None], None]
-"""Called with bytes done and bytes in all, as the sources count them. Training a tokenizer is a first run through."""
-Split = list[tuple[Source, float]]
-"""Sources, each with the share of its documents that goes to validation: 1 for texts given as validation."""
+"""Called with bytes done and bytes in all, as the sources count them; None where one of them can not know. Training a
+tokenizer is a first run through."""
 SIDES = ("train", "validation")
 
 BATCH = 1 << 21
 """Characters encoded at a time: enough for many cores, little enough for memory."""
 SAMPLE = 1 << 25
 """Characters that a tokenizer is trained on: more hardly changes its merges."""
+
+
+class Part(NamedTuple):
+    """A source of texts within a corpus."""
+
+    source: Source
+    held_out: float
+    """Share of its documents that goes to validation: 1 for texts given as validation."""
+    number: int
+    """Of the entry of a mixture that it belongs to."""
+
+
+class Document(NamedTuple):
+    side: str
+    number: int
+    text: str
+    sentences: list[str] | None
+    """Where the text came as a list of them."""
+    done: int
+    """Bytes read so far, of all parts."""
 
 
 @register("corpus")
@@ -58,10 +79,12 @@ class Corpus:
     class Config(Settings):
         """The text of a run: where it comes from and how it becomes tokens."""
 
-        texts: str | list[str] = "builtin"
-        """"builtin", or paths: .txt, .md, .jsonl and .jsonl.gz files, folders of these, globs."""
+        texts: str | list[str] | dict[str, Annotated[float, Field(gt=0)]] = "builtin"
+        """"builtin", or paths: .txt, .md, .jsonl, .jsonl.gz, .jsonl.zst, .parquet and (WikiText) .tokens files, folders
+        of these, globs; or hf:owner/name/config@revision?split=train. A mapping from these to their shares of the
+        tokens makes a mixture; shares are taken relative to their sum."""
         field: str = "text"
-        """The key that holds the text in JSON lines."""
+        """The key or column that holds the text in JSON lines, parquet files and data sets of the hub."""
         validation: Annotated[float, Field(gt=0, lt=1)] | str | list[str] = 0.02
         """Share of documents held out, by a hash of their text; or paths of validation texts."""
         tokenizer: str = "bpe"
@@ -70,9 +93,17 @@ class Corpus:
         """Ids of a trained BPE, document end included; 4096 unless given."""
         folder: str = "corpora"
         """Where prepared corpora lie."""
+        sentences: Segmentation | None = None
+        """How documents are cut into sentences, for networks that read them so; null: as all its defaults say."""
 
         def derive(self) -> dict[str, Any]:
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
+
+        @field_validator("texts", "validation")
+        @classmethod
+        def _names_are_readable(cls, names):
+            check_names(names)
+            return names
 
         @model_validator(mode="after")
         def _vocabulary_is_trained(self):
@@ -86,107 +117,190 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
 
     Raises: UserError if a text or tokenizer can not be read, a split has no document, or a prepared store is damaged.
     """
-    split = _split(config)
+    parts, shares = _parts(config)
     tokenizer = None if config.tokenizer == "bpe" else load_tokenizer(config.tokenizer)
-    sources = [(source.identity, share) for source, share in split]
-    key = json.dumps([FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary]).encode()
-    name = re.sub(r"\W+", "-", Path(split[0][0].name).name.split(".")[0]).strip("-") or "corpus"
-    folder = Path(config.folder) / f"{name}-{content_hash(key)[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if not folder.exists():
-                tokenizer = tokenizer or Tokenizer.train(_sample(split, progress), config.vocabulary or 0)
-                write(folder, split, tokenizer, progress)
+    sources = [(part.source.identity, part.held_out) for part in parts]
+    decisive: list[Any] = [FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary]
+    decisive += [shares, [part.number for part in parts]] if shares else []
+    folder = _folder(config, parts, decisive)
+    with _unprepared(folder, parts) as is_new:
+        if is_new:
+            tokenizer = tokenizer or Tokenizer.train(_sample(parts, shares, progress), config.vocabulary or 0)
+            write(folder, parts, shares, tokenizer, progress)
+    return Corpus(*_opened(folder, SIDES))
+
+
+def prepare_texts(
+    config: Corpus.Config,
+    key: str,
+    texts: str | list[str],
+    tokenizer: Tokenizer,
+    progress: Progress = lambda done, total: None,
+) -> Store:
+    """One store of further texts to score, under the tokenizer of a corpus; prepared once and kept as a corpus is.
+
+    `key` of the recipe names them; `config` says in which field they stand and where prepared ones lie.
+    Raises: UserError as `prepare` does.
+    """
+    parts = [Part(source, 1.0, 0) for source in find_sources(key, texts, config.field)]
+    folder = _folder(config, parts, [FORMAT, [part.source.identity for part in parts], tokenizer.hash])
+    with _unprepared(folder, parts) as is_new:
+        if is_new:
+            write(folder, parts, {}, tokenizer, progress, ("validation",), key)
+    return _opened(folder, ("validation",))[0]
+
+
+def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
+    """Where texts lie once prepared: their first source's name, and a hash of all that decides the contents."""
+    name = re.sub(r"\W+", "-", Path(parts[0].source.name).name.split(".")[0]).strip("-") or "corpus"
+    return Path(config.folder) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
+
+
+@contextlib.contextmanager
+def _unprepared(folder: Path, parts: list[Part]) -> Iterator[bool]:
+    """Whether `folder` has still to be written, under the lock if so; then its sources can be read."""
+    if folder.exists():
+        yield False
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        is_new = not folder.exists()
+        for part in parts if is_new else []:
+            part.source.check()
+        yield is_new
+
+
+def _opened(folder: Path, sides: Sequence[str]) -> list[Store]:
     try:
-        return Corpus(*(Store(folder / side) for side in SIDES))
+        return [Store(folder / side) for side in sides]
     except UserError as error:
         raise UserError(f"{error}; delete {folder} and prepare the corpus again") from error
 
 
-def write(folder: Path, split: Split, tokenizer: Tokenizer, progress: Progress) -> None:
-    """Writes both stores beside `folder`, then gives them its name. The caller holds the lock."""
+def write(
+    folder: Path,
+    parts: list[Part],
+    shares: dict[str, float],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    sides: Sequence[str] = SIDES,
+    key: str = "corpus",
+) -> None:
+    """Writes the stores of `sides` beside `folder`, then gives them its name. The caller holds the lock.
+
+    `key`: what a message calls these texts.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
+    by_side = {side: [p for p in parts if (p.held_out < 1 if side == "train" else p.held_out > 0)] for side in sides}
     try:
-        writers = {side: StoreWriter(partial / side, tokenizer) for side in SIDES}
-        total = _size(split)
-        for side, encoded, done in _encoded(tokenizer, _batches(_documents(split))):
-            writers[side].append(*encoded)
+        writers = {
+            side: StoreWriter(partial / side, tokenizer, shares if all(p.held_out < 1 for p in by_side[side]) else {})
+            for side in sides
+        }
+        total, found = _size(parts), set()
+        for documents, done, (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts))):
+            side, numbers = documents[0].side, [document.number for document in documents]
+            given = [
+                document.sentences and token_starts(document.sentences, size)
+                for document, size in zip(documents, sizes, strict=True)
+            ]
+            writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
+            found.update((side, number) for number in numbers)
             progress(done, total)
         for side, writer in writers.items():
             if not writer.documents:
                 raise UserError(
-                    f"corpus: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
+                    f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
                     "give more documents, another share, or other texts as corpus.validation"
                 )
-            writer.close([source.name for source, share in split if (share < 1 if side == "train" else share > 0)])
+            writer.close([part.source.name for part in by_side[side]])
+        for number, name in enumerate(shares):
+            if ("train", number) not in found:
+                raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _split(config: Corpus.Config) -> Split:
-    texts = find_sources("corpus.texts", config.texts, config.field)
-    if isinstance(config.validation, int | float):
-        return [(source, config.validation) for source in texts]
-    held_out = find_sources("corpus.validation", config.validation, config.field)
-    return [(source, 0.0) for source in texts] + [(source, 1.0) for source in held_out]
+def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
+    """The sources of both sides, and of a mixture the shares by name, which sum to 1."""
+    share = config.validation if isinstance(config.validation, int | float) else 0.0
+    # By name: recipes that differ in the order of a mapping alone are one recipe, so they must be one corpus.
+    mixture = dict(sorted(config.texts.items())) if isinstance(config.texts, dict) else {}
+    groups = [[name] for name in mixture] if isinstance(config.texts, dict) else [config.texts]
+    parts = [
+        Part(source, share, number)
+        for number, names in enumerate(groups)
+        for source in find_sources("corpus.texts", names, config.field)
+    ]
+    names = [part.source.name for part in parts]
+    if mixture and (twice := next((name for name in names if names.count(name) > 1), None)):
+        raise UserError(f'corpus.texts: "{twice}" belongs to two sources of the mixture; a text can be in one')
+    if not isinstance(config.validation, int | float):
+        held_out = find_sources("corpus.validation", config.validation, config.field)
+        parts += [Part(source, 1.0, 0) for source in held_out]
+    return parts, {name: share / sum(mixture.values()) for name, share in mixture.items()}
 
 
-def _size(split: Split) -> int:
-    return sum(source.size for source, _ in split)
+def _size(parts: list[Part]) -> int | None:
+    sizes = [part.source.size for part in parts]
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def _documents(split: Split) -> Iterator[tuple[str, str, int]]:
-    """Yields (side, document, bytes read so far). The side depends on the text: copies never stand on both."""
-    before = 0
-    for source, share in split:
-        for text, done in source.read():
+def _documents(parts: list[Part]) -> Iterator[Document]:
+    """The side depends on the text: copies never stand on both."""
+    before = done = 0
+    for part in parts:
+        for given, read in part.source.read():
+            text, sentences = (given, None) if isinstance(given, str) else ("".join(given), given)
             drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-            yield SIDES[drawn < share * 2**64], text, before + done
-        before += source.size
+            done = before + read
+            yield Document(SIDES[drawn < part.held_out * 2**64], part.number, text, sentences, done)
+        before += done - before if part.source.size is None else part.source.size
 
 
-def _sample(split: Split, progress: Progress) -> Iterator[str]:
-    """Training documents to SAMPLE characters, taken evenly from the whole of the texts."""
-    taken, total = 0, _size(split)
-    for side, text, done in _documents(split):
-        if side == "train" and taken < SAMPLE * done / total:
-            taken += len(text)
-            yield text
-        progress(done, total)
+def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> Iterator[str]:
+    """Training documents to SAMPLE characters, of a mixture each source by its share, taken evenly from the whole of
+    the texts, or from their beginning where nobody knows how long they are."""
+    before, total = 0, _size(parts)
+    for number, share in enumerate(shares.values() or [1.0]):
+        of_source = [part for part in parts if part.number == number]
+        size, taken, done = _size(of_source), 0, 0
+        for side, _, text, _, done in _documents(of_source):
+            due = SAMPLE * share * done / size if size else SAMPLE * share
+            if side == "train" and taken < due:
+                taken += len(text)
+                yield text
+            elif size is None and taken >= due:
+                break
+            progress(before + done, total)
+        before += done
 
 
-def _batches(documents: Iterable[tuple[str, str, int]]) -> Iterator[tuple[str, list[str], int]]:
-    """Gathers the documents of each side, in order, to BATCH characters."""
-    held: dict[str, list[str]] = {side: [] for side in SIDES}
+def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
+    """Gathers the documents of each side, in order, to BATCH characters; with each batch the bytes read so far."""
+    held: dict[str, list[Document]] = {side: [] for side in SIDES}
     size, done = {side: 0 for side in SIDES}, 0
-    for side, text, done in documents:
-        held[side].append(text)
-        size[side] += len(text)
+    for document in documents:
+        side, done = document.side, document.done
+        held[side].append(document)
+        size[side] += len(document.text)
         if size[side] >= BATCH:
-            yield side, held[side], done
+            yield held[side], done
             held[side], size[side] = [], 0
-    yield from ((side, texts, done) for side, texts in held.items() if texts)
+    yield from ((batch, done) for batch in held.values() if batch)
 
 
-def _encoded(tokenizer: Tokenizer, batches: Iterable[tuple[str, list[str], int]]):
+def _encoded(tokenizer: Tokenizer, batches: Iterable[tuple[list[Document], int]]):
     """Encodes batches in order, two at a time: while one becomes arrays in Python, the next keeps the cores busy."""
     pending = deque()
     with ThreadPoolExecutor(2) as pool:
-        for side, texts, done in batches:
-            pending.append((side, pool.submit(tokenizer.encode_batch, texts), done))
+        for documents, done in batches:
+            texts = [document.text for document in documents]
+            pending.append((documents, done, pool.submit(tokenizer.encode_batch, texts)))
             if len(pending) > 2:
-                side, encoded, done = pending.popleft()
-                yield side, encoded.result(), done
-        for side, encoded, done in pending:
-            yield side, encoded.result(), done
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a file lock. The system releases it when its holder ends, however it ends."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+                documents, done, encoded = pending.popleft()
+                yield documents, done, encoded.result()
+        for documents, done, encoded in pending:
+            yield documents, done, encoded.result()

@@ -3,15 +3,19 @@
     tokens.bin       d0 d0 d0 eos d1 d1 eos ...     uint16, or uint32 where the vocabulary needs it
     token_bytes.bin   4  1  2   0  7  3   0 ...     uint16: bytes of text behind each token, 0 for the document end
     offsets.bin       0            4        7 ...   int64: document i is tokens[offsets[i]:offsets[i + 1]]
+    source_of.bin     0            1        ...     uint16, of a mixture: the source of each document
+    given.bin         0     2      4        ...     int64, of texts given as sentences: where each sentence starts
     tokenizer.json   manifest.json                  what made it, and hashes of everything above
 
-Whatever else is known of the text (sentences, say) is a further file of token offsets beside these: tokens are
+Whatever else is known of the text is a further file of token offsets beside these (sentences.py): tokens are
 written once. Opening checks every size, which catches a copy cut short; `verify` reads every byte.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +26,7 @@ from tandem.recipe import Settings, UserError
 
 FORMAT = 1
 ARRAYS = ("tokens", "token_bytes", "offsets")
+OPTIONAL = ("source_of", "given")
 CHUNK = 1 << 24
 
 
@@ -35,6 +40,10 @@ class Manifest(Settings):
     vocabulary: int
     eos: int
     sources: list[str]
+    shares: dict[str, float] = {}
+    """Of a mixture: its sources as the recipe names them, with their shares of the tokens, which sum to 1."""
+    given: int = 0
+    """Sentences, where the texts came as lists of them."""
     tokenizer: str
     """Hash of tokenizer.json."""
     fingerprint: str
@@ -48,6 +57,9 @@ class Store:
         tokens: all documents one after the other, each closed by `eos`.
         offsets: (documents + 1,) int64, where each document starts in `tokens`.
         token_bytes: bytes of text behind each token, uint16.
+        source_of: of a mixture the source of each document, an index into `shares`; else empty.
+        shares: of a mixture the share of the tokens that is due to each source; else empty.
+        given: where sentences start in `tokens`, if the texts came as lists of sentences; else empty.
         vocabulary: number of ids that a document can contain, `eos` included.
         fingerprint: the same for equal contents wherever they were prepared.
 
@@ -70,6 +82,9 @@ class Store:
         self.tokens = self._mapped("tokens", manifest.dtype, manifest.tokens)
         self.token_bytes = self._mapped("token_bytes", "uint16", manifest.tokens)
         self.offsets = self._mapped("offsets", "int64", manifest.documents + 1)
+        self.shares = list(manifest.shares.values())
+        self.source_of = self._mapped("source_of", "uint16", manifest.documents if self.shares else 0)
+        self.given = self._mapped("given", "int64", manifest.given)
         self.vocabulary, self.eos, self.fingerprint = manifest.vocabulary, manifest.eos, manifest.fingerprint
 
     def __len__(self) -> int:
@@ -105,7 +120,7 @@ class Store:
         size, expected = path.stat().st_size if path.exists() else 0, count * np.dtype(dtype).itemsize
         if size != expected:
             raise self._unusable(f"{path.name} has {size} bytes where the manifest says {expected}")
-        return np.memmap(path, dtype, mode="r")
+        return np.memmap(path, dtype, mode="r") if count else np.zeros(0, dtype)
 
     def _unusable(self, what: str) -> UserError:
         return UserError(f"{self.folder} is not a usable corpus store: {what}")
@@ -114,16 +129,27 @@ class Store:
 class StoreWriter:
     """Writes a store into a new folder, batch by batch; it is one only once `close` has written the manifest."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer):
+    def __init__(self, folder: Path, tokenizer: Tokenizer, shares: dict[str, float] | None = None):
         folder.mkdir(parents=True)
-        self.folder, self.tokenizer = folder, tokenizer
+        self.folder, self.tokenizer, self.shares = folder, tokenizer, shares or {}
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
-        self.documents = self.tokens = self.bytes = 0
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS}
+        self.documents = self.tokens = self.bytes = self.given = 0
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS + OPTIONAL}
+        self._is_given = False
         np.zeros(1, np.int64).tofile(self._files["offsets"])
 
-    def append(self, ids: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> None:
-        """Adds documents: for each its ids and the bytes of text behind each. The document end is written here."""
+    def append(
+        self,
+        ids: Sequence[np.ndarray],
+        sizes: Sequence[np.ndarray],
+        sources: Sequence[int] = (),
+        given: Sequence[np.ndarray | None] | None = None,
+    ) -> None:
+        """Adds documents; their ends are written here.
+
+        Args: for each document its ids, the bytes of text behind each, the number of its source where there are
+            shares, and the tokens at which its sentences start if it came as a list of them.
+        """
         ends = np.cumsum([len(i) + 1 for i in ids])
         is_text = np.ones(ends[-1], bool)
         is_text[ends - 1] = False
@@ -134,6 +160,14 @@ class StoreWriter:
         tokens.tofile(self._files["tokens"])
         token_bytes.astype(np.uint16).tofile(self._files["token_bytes"])
         (self.tokens + ends).tofile(self._files["offsets"])
+        if self.shares:
+            np.array(sources, np.uint16).tofile(self._files["source_of"])
+        starts = begins = self.tokens + ends - [len(i) + 1 for i in ids]
+        if given is not None:
+            starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, given, strict=True)])
+            self._is_given = True
+        starts.tofile(self._files["given"])
+        self.given += len(starts)
         self.documents += len(ids)
         self.tokens += len(tokens)
         self.bytes += int(token_bytes.sum())
@@ -141,6 +175,9 @@ class StoreWriter:
     def close(self, sources: Sequence[str]) -> None:
         for file in self._files.values():
             file.close()
+        for name, is_there in zip(OPTIONAL, (bool(self.shares), self._is_given), strict=True):
+            if not is_there:
+                (self.folder / f"{name}.bin").unlink()
         self.tokenizer.to_file(self.folder / "tokenizer.json")
         manifest = Manifest(
             format=FORMAT,
@@ -151,6 +188,8 @@ class StoreWriter:
             vocabulary=self.tokenizer.vocabulary,
             eos=self.tokenizer.eos,
             sources=list(sources),
+            shares=self.shares,
+            given=self.given if self._is_given else 0,
             tokenizer=self.tokenizer.hash,
             fingerprint=fingerprint(self.folder),
         )
@@ -159,8 +198,17 @@ class StoreWriter:
 
 def fingerprint(folder: Path) -> str:
     """Of all the contents of a store."""
+    there = [name for name in OPTIONAL if (folder / f"{name}.bin").exists()]
     digests = []
-    for name in (*(f"{name}.bin" for name in ARRAYS), "tokenizer.json"):
+    for name in (*(f"{name}.bin" for name in (*ARRAYS, *there)), "tokenizer.json"):
         with (folder / name).open("rb") as file:
             digests.append(hashlib.file_digest(file, "blake2b").digest())
     return content_hash(*digests)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a file lock. The system releases it when its holder ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -90,6 +90,11 @@ class Tokenizer:
         """The text of ids; the document end and other special tokens are left out."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    @property
+    def is_lossless(self) -> bool:
+        """Whether `decode` gives back the text of a whole document, byte for byte."""
+        return self._bytes_by_id is not None
+
     @functools.cached_property
     def _bytes_by_id(self) -> np.ndarray | None:
         """Bytes of text per id, (V,) uint16, if the tokenizer cuts bytes as they are; else None."""

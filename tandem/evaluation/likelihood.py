@@ -11,19 +11,22 @@ autocast or not; sums are float64 and by document, so that two methods can be co
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import Order, Store, scoring_rows
+from tandem.corpus import Store, scoring_rows, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
 SUBSET = 0
 """Key of the order of documents from which a part is taken."""
+SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
+"""Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
 
 
 @register("evaluation")
@@ -32,11 +35,17 @@ class Evaluation:
 
     class Config(Settings):
         every: int | None = Field(None, ge=1)
-        """Steps between evaluations; null: only at the end."""
+        """Steps between evaluations; null: as `points` says."""
+        points: int | None = Field(None, ge=1)
+        """Evaluations in a run, evenly spaced, the end included; null: only at the end, unless `every` is given."""
+        split: Literal["all", "comparison", "tuning"] = "all"
+        """Held-out documents that count: all, or one of two halves, of which no document is in both."""
         documents: int | None = Field(50, ge=1)
         """Documents scored on the way; null: all, as always at the end."""
         rows: int = Field(16, ge=1)
         """Rows scored at a time; changes nothing but speed and memory."""
+        texts: dict[str, str | list[str]] = {}
+        """Further texts scored at the end, by name: paths as in corpus.texts; read with the run's tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,8 @@ def likelihood(
     context: int,
     rows: int,
     documents: int | None = None,
+    split: str = "all",
+    share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
     """Scores documents of `store` with `network`, where its weights are.
@@ -95,10 +106,13 @@ def likelihood(
         rows: rows scored at a time.
         documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
             seed, and part of every larger part. (The first of the store would be those of one source.)
+        split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
+        share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
-    order = np.arange(len(store)) if documents is None else Order(store, SUBSET).epoch(0).documents[:documents]
-    order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
+    order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
+    order = np.sort(order) if documents is None else order[:documents]
+    order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     place[order] = np.arange(len(order))
@@ -114,3 +128,15 @@ def likelihood(
         progress(done, int(tokens.sum()))
     assert done == tokens.sum(), "every token is scored once"
     return Likelihood(order, nats, tokens, size)
+
+
+def joined(parts: Sequence[Likelihood]) -> Likelihood:
+    """All parts of some documents, i of n in the order of i, as if they had been scored at once."""
+    whole = sum(part.documents for part in parts)
+    columns = []
+    for field in fields(Likelihood):
+        column = np.empty(whole, getattr(parts[0], field.name).dtype)
+        for i, part in enumerate(parts):
+            column[i :: len(parts)] = getattr(part, field.name)
+        columns.append(column)
+    return Likelihood(*columns)

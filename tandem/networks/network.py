@@ -13,7 +13,7 @@ Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -139,16 +139,6 @@ class Network(nn.Module):
                 loss = loss + weight / max(1, counts[name]) * extra[name]
             sums = sums | {name: extra[name].detach()}
         return loss, sums
-
-    def redraw(self, chosen: Collection[str], generator: torch.Generator) -> None:
-        """Draws the parameters of these roles anew."""
-        cls: Any = type(self)
-        fresh = dict(cls(self.config, self.vocabulary, self.context, generator).named_parameters())
-        role = roles(self)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if role[name] in chosen:
-                    parameter.copy_(fresh[name])
 
     def nll(
         self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False

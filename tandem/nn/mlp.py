@@ -25,7 +25,8 @@ class MLP(nn.Module):
     def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool):
         super().__init__()
         self.kind: MLPKind = kind
-        self.up = Linear(width, 2 * inner if kind == "swiglu" else inner, bias=bias, role="mlp")
+        parts = (inner, inner) if kind == "swiglu" else (inner,)
+        self.up = Linear(width, sum(parts), bias=bias, role="mlp", parts=parts)
         self.down = Linear(inner, width, bias=bias, role="mlp_out")
 
     def forward(self, x: Tensor) -> Tensor:

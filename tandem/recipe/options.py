@@ -12,6 +12,9 @@ from pydantic.fields import FieldInfo
 from tandem.recipe.document import DEFAULT, DERIVED, Node, Origin, Problems, shown
 from tandem.recipe.settings import SECTIONS, Settings, describe, did_you_mean, part_of, registered, settings_in
 
+RECIPE = "a recipe"
+"""The name of what has no section: a recipe's own options. Others may be read without a section, too."""
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -32,7 +35,8 @@ def read_options(config: type[Settings], kind: str, name: str, node: Node, probl
 def as_written(value: Any, written: Any) -> Any:
     """`value` with each `${NAME}` back where `written` has it."""
     if isinstance(value, dict) and isinstance(written, dict):
-        return {key: as_written(inner, written.get(key)) for key, inner in value.items()}
+        names = {_substituted(key): key for key in written}
+        return {names.get(key, key): as_written(value[key], written.get(names.get(key))) for key in value}
     if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
         return list(map(as_written, value, written))
     return written if isinstance(written, str) and _VARIABLE.search(written) else value
@@ -58,16 +62,23 @@ def join(*parts: str) -> str:
 def _expand(node: Node, key: str, problems: Problems) -> Any:
     """The plain value, every `${NAME}` taken from the environment."""
     if isinstance(node.value, dict):
-        return {part: _expand(inner, join(key, part), problems) for part, inner in node.value.items()}
+        return {
+            _expand(Node(part, node.origin), key, problems): _expand(inner, join(key, part), problems)
+            for part, inner in node.value.items()
+        }
     if isinstance(node.value, list):
         return [_expand(item, key, problems) for item in node.value]
     if not isinstance(node.value, str):
         return node.value
     for name in _VARIABLE.findall(node.value):
         if name not in os.environ:
-            reason = f"the environment has no {name}; set it, or write the text out"
+            reason = f"the environment has no {name}; set it (export {name}=...), or write the text out"
             problems.add(node.origin, f"{key} = {shown(node.value)}: {reason}")
-    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), node.value)
+    return _substituted(node.value)
+
+
+def _substituted(text: str) -> str:
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)
 
 
 def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Node) -> tuple[Origin, str]:
@@ -78,7 +89,7 @@ def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Nod
         if inner is None and below and error["type"] == "extra_forbidden":
             owner = settings_in(field.annotation)
             takes = [*owner.model_fields] if owner else []
-            takes = takes if kind else ["extends", *takes, *filter(registered, SECTIONS)]
+            takes = takes if kind or name != RECIPE else ["extends", *takes, *filter(registered, SECTIONS)]
             reason = f"no such key; {_meant(part, kind, name, key, takes)}"
             reason += f"{name if key == kind else key} takes {', '.join(takes)}"
             return below.origin, f"{join(key, part)} = {shown(below.plain())}: {reason}"
@@ -98,7 +109,7 @@ def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Nod
 
 def _meant(unknown: str, kind: str, name: str, key: str, takes: list[str]) -> str:
     """Where an unknown key belongs: in another choice, in another section, or here with another spelling."""
-    for other in SECTIONS:
+    for other in SECTIONS if kind or name == RECIPE else ():
         for choice, cls in registered(other).items():
             if unknown in cls.Config.model_fields:
                 elsewhere = other == kind and choice != name

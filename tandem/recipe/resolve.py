@@ -22,7 +22,7 @@ from tandem.recipe.document import (
     shown,
     to_yaml,
 )
-from tandem.recipe.options import as_written, origins, read_options
+from tandem.recipe.options import RECIPE, as_written, origins, read_options
 from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, registered
 
 
@@ -105,15 +105,23 @@ def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
         overrides: `section.key=value` with YAML values; they lie on top of the file.
     Raises: UserError with one line for each problem.
     """
-    problems, recipe = Problems(), Recipe()
+    problems = Problems()
     layers = read_chain(str(reference), problems)
-    tree = functools.reduce(_over, [*layers, read_overrides(overrides, problems)], Node({}, DEFAULT))
-    tree = Node(tree.value, layers[-1].origin)
+    return resolve([*layers, read_overrides(overrides, problems)], layers[-1].origin, problems)
+
+
+def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recipe:
+    """The recipe that `layers` make, the most general first; what is missing in them is missing at `origin`.
+
+    Raises: UserError with one line for each of `problems` and each one found here.
+    """
+    recipe = Recipe()
+    tree = Node(functools.reduce(_over, layers, Node({}, DEFAULT)).value, origin)
     kinds = list(filter(registered, SECTIONS))
     if not kinds:
         raise RuntimeError("nothing is registered; import tandem.networks and the other parts before loading a recipe")
     own = Node({key: node for key, node in tree.value.items() if key not in kinds}, tree.origin)
-    _keep("", "a recipe", Run, own, recipe, problems)
+    _keep("", RECIPE, Run, own, recipe, problems)
     for kind in kinds:
         _read_section(kind, tree.at(kind) or Node({}, tree.origin), recipe, problems)
     for cls in recipe.choices.values():

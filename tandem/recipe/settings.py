@@ -17,7 +17,12 @@ SECTIONS = (  # in the order in which a recipe is written
 
 
 class UserError(ValueError):
-    """What a user can cause and cure. The command prints it without a traceback and exits with 2."""
+    """What a user can cause and cure. The command prints it without a traceback and exits with `exit_code`."""
+
+    exit_code = 2
+
+    is_told_elsewhere = False
+    """Whether another process of the same run prints it."""
 
 
 class Settings(BaseModel):

@@ -92,6 +92,8 @@ def tasks() -> list[Task]:
 
 
 class _AsWritten(Order):
+    sources = ()  # type: ignore[assignment]
+
     def __init__(self, documents: list[list[int]]):
         lengths = np.array([len(text) for text in documents])
         offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -71,6 +71,9 @@ MOE = "tests/nn/test_moe.py"
 PHASES = "tests/objectives/test_phases.py"
 SUPERPOSITION = "tests/objectives/test_superposition.py"
 SWITCH = "tests/training/test_switch.py"
+STATISTICS = "tests/comparison/test_statistics.py"
+CHECKPOINT = "tests/training/test_checkpoint.py"
+PARALLEL = "tests/training/test_parallel.py"
 
 # fmt: off
 MUTATIONS = [
@@ -271,7 +274,49 @@ MUTATIONS = [
     *_mutations(
         "corpus/order.py",
         ("every epoch is the same", "tests/corpus/test_order.py",
-         "[self.seed, number]", "[self.seed]"),
+         "self.seed, number, self.number", "self.seed, 0, self.number"),
+        ("sources take turns whatever their shares", "tests/corpus/test_order.py",
+         "begins / share", "begins / 1"),
+        ("a slice misses what was due long before it", "tests/corpus/test_order.py",
+         "1 + sum(source.longest", "1 + min(source.longest"),
+        ("a source begins again too early", "tests/corpus/test_order.py",
+         "min(1 + int(np.searchsorted(epoch.ends, position)), len(epoch.ends))",
+         "min(1 + int(np.searchsorted(epoch.ends, position)), len(epoch.ends) - 1)"),
+    ),
+    *_mutations(
+        "corpus/prepare.py",
+        ("a tokenizer is trained without the shares", "tests/corpus/test_prepare.py",
+         "SAMPLE * share * done / size", "SAMPLE * done / size"),
+        ("every document is of the first source", "tests/corpus/test_prepare.py",
+         "[document.number for document in documents]", "[0 for document in documents]"),
+    ),
+    *_mutations(
+        "corpus/files.py",
+        ("a section of WikiText is an article", "tests/corpus/test_files.py",
+         'marks.count("=") == 2', 'marks.count("=") >= 2'),
+    ),
+    *_mutations(
+        "corpus/splitters.py",
+        ("pysbd is trusted with every line", "tests/corpus/test_sentences.py",
+         'if "".join(found) != bare or len(bare) > LONGEST_LINE', "if len(bare) > LONGEST_LINE"),
+    ),
+    *_mutations(
+        "corpus/sentences.py",
+        ("the document end is not counted", "tests/corpus/test_sentences.py",
+         "append=len(document.sizes) + 1", "append=len(document.sizes)"),
+    ),
+    *_mutations(
+        "corpus/boundaries.py",
+        ("a token of two belongs to the later sentence", "tests/corpus/test_boundaries.py",
+         "piece[visible[first[has_text]]]", "piece[visible[last[has_text]]]"),
+        ("a long sentence is cut outside its middle", "tests/corpus/test_boundaries.py",
+         "range(-(-length // 4), 3 * length // 4 + 1)", "range(1, length)"),
+        ("the cut falls on the later of two places", "tests/corpus/test_boundaries.py",
+         "abs(2 * n - length), n)", "abs(2 * n - length), -n)"),
+        ("merging forgets the cap", "tests/corpus/test_boundaries.py",
+         "merged and merged[-1] + length <= cap", "merged"),
+        ("a short sentence joins the next first", "tests/corpus/test_boundaries.py",
+         "merged[-1] + length <= cap", "length + following > cap"),
     ),
     *_mutations(
         "corpus/views.py",
@@ -298,6 +343,32 @@ MUTATIONS = [
          "np.zeros(len(order)), np.zeros", "np.zeros(len(order), np.float32), np.zeros"),
         ("bits without ln 2", LIKELIHOOD,
          "self.nats / math.log(2)", "self.nats"),
+        ("a rate is chosen by the documents it is compared on", LIKELIHOOD,
+         "slice(1, None, 2)", "slice(0, None, 2)"),
+    ),
+    *_mutations(
+        "comparison/study.py",
+        ("arms may read different texts", "tests/comparison/test_study.py",
+         "if recipe.value(key) != one.value(key)", "if False"),
+        ("trials use the seeds of the comparison", "tests/comparison/test_study.py",
+         "Job(arm, self.keys.tuning_seed, rate, True)", "Job(arm, self.seeds[0], rate, True)"),
+        ("trials are not paid for", "tests/comparison/test_study.py",
+         "(len(keys.seeds) + len(keys.rates))", "len(keys.seeds)"),
+    ),
+    *_mutations(
+        "comparison/folder.py",
+        ("seeds may be taken out again", "tests/comparison/test_study.py",
+         "set(value) <= set(new or [])", "True"),
+    ),
+    *_mutations(
+        "comparison/texts.py",
+        ("other texts are the held-out one", "tests/comparison/test_texts.py",
+         "            store,\n", "            run.corpus.validation,\n"),
+    ),
+    *_mutations(
+        "corpus/prepare.py",
+        ("further texts are not told apart", "tests/corpus/test_prepare.py",
+         "[source.identity for source, _ in split], tokenizer.hash]", "tokenizer.hash]"),
     ),
     *_mutations(
         "generation/sampling.py",
@@ -322,10 +393,35 @@ MUTATIONS = [
     ),
     *_mutations(
         "training/checkpoint.py",
-        ("the optimiser is not restored", "tests/training/test_resume.py",
-         "optimiser.load_state_dict(state)", "pass"),
-        ("the network is not restored", "tests/training/test_checkpoint.py",
-         "network.load_state_dict(weights)", "pass"),
+        ("the optimiser is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
+        ("the network is not restored", CHECKPOINT,
+         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
+        ("a checkpoint gets its name before its manifest", CHECKPOINT,
+         """        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(partial)
+        partial.rename(target)
+""",
+         """        partial.rename(target)
+        _write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _flush(target)
+"""),
+        ("what is read is not held against the manifest", CHECKPOINT,
+         "if expected != _entry(data):", "if False:"),
+    ),
+    *_mutations(
+        "training/parallel.py",
+        ("ddp divides gradients by the processes", PARALLEL,
+         "model.register_comm_hook(None, _add)", "pass"),
+        ("fsdp divides gradients by the processes", PARALLEL,
+         "module.set_gradient_divide_factor(1.0)", "pass"),
+        ("targets are counted by every process for itself", PARALLEL,
+         "for number in SIGNALS)])\n        dist.all_reduce(total)", "for number in SIGNALS)])"),
+    ),
+    *_mutations(
+        "training/run.py",
+        ("every process reads the same rows", PARALLEL,
+         "self.ranks.rank * pieces", "0 * pieces"),
     ),
     *_mutations(
         "training/schedule.py",
@@ -338,13 +434,53 @@ MUTATIONS = [
         "training/loop.py",
         ("a resumed run repeats its last step", "tests/training/test_resume.py",
          "seconds = step + 1, run", "seconds = step, run"),
+        ("the first micro-batch sends gradients, not the last", PARALLEL,
+         "index == len(batches)", "index == 1"),
     ),
     *_mutations(
         "training/optimiser.py",
         ("gradients are not cleared", "tests/training/test_loop.py",
          "self.inner.zero_grad(set_to_none=True)", "pass"),
+        ("the state moves on though the step is skipped", "tests/training/test_progress.py",
+         "        if update:\n", "        if True:\n"),
         ("everything decays", "tests/training/test_optimiser.py",
-         "config.weight_decay if decayed else 0.0", "config.weight_decay"),
+         "weight_decay if decayed else 0.0", "weight_decay"),
+    ),
+    *_mutations(
+        "training/progress.py",
+        ("a spike enters the estimate whole", "tests/training/test_progress.py",
+         "(limit if high else value) - mean", "value - mean"),
+    ),
+    *_mutations(
+        "training/muon.py",
+        ("the table is a hidden matrix", "tests/training/test_muon.py",
+         "DECAYED - {\"embedding\", \"head\"}", "DECAYED - {\"head\"}"),
+        ("q, k and v are one matrix", "tests/training/test_muon.py",
+         "whole.split(group[\"parts\"], dim=-2)", "(whole,)"),
+    ),
+    *_mutations(
+        "comparison/statistics.py",
+        ("arms are paired with other seeds", STATISTICS,
+         "for seed in shared]) for arm", "for seed in shared[:: 1 if arm == one else -1]]) for arm"),
+        ("seeds: n instead of n - 1", STATISTICS,
+         "by_seed.var(ddof=1)", "by_seed.var()"),
+        ("a sample: n instead of n - 1", STATISTICS,
+         "np.std(values, ddof=1)", "np.std(values)"),
+        ("documents do not vary", STATISTICS,
+         "document_variance -= min(both, seed_variance, document_variance)", "document_variance = 0.0"),
+        ("one seed does for a winner", STATISTICS,
+         "math.nan, float(square.sum())", "0.0, float(square.sum())"),
+        ("Holm left out", STATISTICS,
+         "len(values) - np.arange(len(values))", "np.ones(len(values))"),
+        ("a winner before all runs are there", STATISTICS,
+         "if told and not missing", "if told"),
+    ),
+    *_mutations(
+        "comparison/report.py",
+        ("a sample is read as HTML", "tests/comparison/test_report.py",
+         "…{escape(text)}</p>", "…{text}</p>"),
+        ("folders of this machine are shown", "tests/comparison/test_report.py",
+         'rpartition("/")[2] if', 'strip("\\t") if'),
     ),
 ]
 # fmt: on

@@ -1,5 +1,5 @@
 """Training: one loop, and around it what it is handed."""
 
-from tandem.training import checkpoint, device, observers, optimiser, run, schedule
+from tandem.training import checkpoint, device, muon, observers, optimiser, run, schedule
 
-__all__ = ["checkpoint", "device", "observers", "optimiser", "run", "schedule"]
+__all__ = ["checkpoint", "device", "muon", "observers", "optimiser", "run", "schedule"]

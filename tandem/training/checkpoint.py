@@ -5,36 +5,43 @@ written beside its place under a hidden name, flushed to the disk, and put in it
 at once or not at all. Older ones go only after that, hidden by a rename before they are deleted.
 
     checkpoints/step-00001200/          .step-00001200 while it is written or deleted
-        network.safetensors             weights and buffers; a tied tensor once
-        optimiser.pt                    the optimiser's state, read back as tensors and plain values only
+        __0_0.distcp, __1_0.distcp      pieces of weights, buffers and optimiser, by the process that wrote them
+        .metadata                       which piece lies where (torch.distributed.checkpoint)
         progress.json                   what else the run has to know, plain values
-        manifest.json                   bytes and CRC-32 of these three, written last
+        manifest.json                   bytes and CRC-32 of all these, written last
+
+Every process writes what it alone holds and its share of what all hold, so any number of processes can go on from
+what any other number wrote. The folder has to be one that all see; the first of them makes and names it.
 
 Every byte is held against the manifest before it is used. A checkpoint that does not agree is refused by name: to
-go on from an older one is for people to decide. A batch is a pure function of (seed, step), so with these three a
-run goes on bit for bit.
+go on from an older one is for people to decide. A batch is a pure function of (seed, step), so with these a run
+goes on bit for bit, as long as the number of processes stays.
 
-Cost: for AdamW three times the bytes of the weights on disk; one of the files at a time is copied in memory.
+Cost: for AdamW three times the bytes of the weights on disk; of these a process holds its file once more in memory.
 """
 
 import io
 import json
 import os
 import shutil
+import warnings
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from pydantic import Field
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tandem.recipe import Settings, UserError, register
+from tandem.training.parallel import ALONE, Ranks
 
-NETWORK, OPTIMISER, PROGRESS = FILES = ("network.safetensors", "optimiser.pt", "progress.json")
-MANIFEST = "manifest.json"
+PROGRESS, MANIFEST, INDEX = "progress.json", "manifest.json", ".metadata"
 
 
 @register("checkpoint")
@@ -67,6 +74,10 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> object: ...
 
+    def step(self, multiplier: float) -> object:
+        """An update at `multiplier` times the rate."""
+        ...
+
 
 def save(
     folder: Path,
@@ -76,39 +87,48 @@ def save(
     progress: Mapping[str, Any],
     keep: int,
     milestones: Collection[int] = (),
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Saves `step` in `folder`, then deletes all but the newest `keep` and the milestones; returns its path.
 
     A step that stands already is left as it is, the state of a run being a function of the step.
-    Raises: SaveFailed when the disk is full or fails; everything that stood before still stands.
+    Raises: SaveFailed, in all processes, when the disk of any is full or fails; what stood before still stands.
     """
     target = folder / f"step-{step:08d}"
     partial = _hidden(target)
-    if target.exists():
+    if ranks.first(target.exists):
         return target
-    try:
+
+    def begin() -> None:
         for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote or deleted
             shutil.rmtree(leftover)
         partial.mkdir(parents=True)
-        manifest = {
-            NETWORK: _write(partial / NETWORK, safetensors.torch.save(network.state_dict())),
-            OPTIMISER: _write(partial / OPTIMISER, _pickled(optimiser.state_dict())),
-            PROGRESS: _write(partial / PROGRESS, json.dumps(progress, indent=1).encode()),
-        }
+
+    def finish() -> None:
+        manifest[PROGRESS] = _write(partial / PROGRESS, json.dumps(progress, indent=1).encode())
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         _flush(partial)
         partial.rename(target)
         _flush(folder)
+
+    try:
+        ranks.first(begin)
+        manifest = _write_tensors(partial, _tensors(network, optimiser.state_dict()), ranks)
+        ranks.first(finish)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        if ranks.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
         left = standing(folder)
-        raise SaveFailed(
+        failed = SaveFailed(
             f"{target}: not saved ({error}); {f'{left[-1].name} still stands' if left else 'none stands yet'}. "
             "Make room on the disk, or lower checkpoint.keep, and start the same command again"
-        ) from error
-    for old in standing(folder)[:-keep]:
-        if step_of(old) not in milestones:
-            shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # what stays is swept by the next save
+        )
+        failed.is_told_elsewhere = not ranks.is_first
+        raise failed from error
+    if ranks.is_first:
+        for old in standing(folder)[:-keep]:
+            if step_of(old) not in milestones:
+                shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # what stays is swept by the next save
     return target
 
 
@@ -129,26 +149,134 @@ def latest(folder: Path) -> Path | None:
     """
     newest = standing(folder)[-1:]
     for path in newest:
-        for name in FILES:
+        for name in {INDEX, PROGRESS} | _manifest(path).keys():
             _read(path, name)
     return newest[0] if newest else None
 
 
-def restore(path: Path, network: nn.Module, optimiser: Stateful | None = None) -> dict[str, Any]:
+def restore(path: Path, network: nn.Module, optimiser: Stateful | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Puts the checkpoint at `path` into `network` and, if given, `optimiser`, bit for bit; returns its progress.
 
-    Raises: UserError where a file is damaged, or a name, shape or dtype is not that of the network.
+    Raises: UserError where a file is damaged, or a name, shape or dtype is not that of the network or the optimiser.
     """
-    weights = safetensors.torch.load(_read(path, NETWORK))
-    _require_same(path / NETWORK, weights, network.state_dict())
-    network.load_state_dict(weights)
+    with ranks.together():
+        reader = dcp.FileSystemReader(path)
+        reader.fs = _CheckedFiles({})
+        index = reader.read_metadata()
+        progress = json.loads(_read(path, PROGRESS))
+        wanted = _tensors(network, {})
+        _require_same(path, "weights of this network", NETWORK, index, wanted)
+        state: dict[str, Any] = {}
+        if optimiser is not None:
+            _prime(network, optimiser)
+            state = optimiser.state_dict()
+            wanted = _tensors(network, state)
+            _require_same(path, "state of this optimiser", OPTIMISER, index, wanted)
+    try:
+        with _in_silence():
+            dcp.load(wanted, storage_reader=reader, no_dist=ranks.count == 1)
+    except dcp.CheckpointException as failed:
+        raise _cause(failed, UserError, ranks) from None
     if optimiser is not None:
-        state = torch.load(io.BytesIO(_read(path, OPTIMISER)), map_location="cpu", weights_only=True)
-        try:
-            optimiser.load_state_dict(state)
-        except ValueError as error:
-            raise UserError(f"{path / OPTIMISER}: this optimiser cannot take it: {error}") from error
-    return json.loads(_read(path, PROGRESS))
+        optimiser.load_state_dict(state)
+    return progress
+
+
+NETWORK, OPTIMISER = "network.", "optimiser."
+"""How the names of tensors begin."""
+
+
+def _tensors(network: nn.Module, optimiser_state: dict[str, Any]) -> dict[str, Any]:
+    """All tensors by name, as they are in use. What an optimiser says of its groups comes from the recipe."""
+    found = {NETWORK + name: tensor for name, tensor in network.state_dict().items()}
+
+    def walk(above: str, node: Any) -> None:
+        if isinstance(node, Tensor):
+            found[above] = node
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                if key != "param_groups":
+                    walk(f"{above}.{key}", value)
+        else:
+            raise TypeError(f"{above} = {node!r}: a checkpoint takes tensors of an optimiser's state, nothing else")
+
+    walk(OPTIMISER.removesuffix("."), optimiser_state)
+    return found
+
+
+def _prime(network: nn.Module, optimiser: Stateful) -> None:
+    """Makes an optimiser that has taken no step hold its state: by a step of no length, before weights are loaded."""
+    if not _tensors(nn.Module(), optimiser.state_dict()):
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimiser.step(0.0)
+        for parameter in network.parameters():
+            parameter.grad = None
+
+
+class _CheckedFiles(FileSystem):
+    """What torch.distributed.checkpoint reads and writes, under the discipline of all files here.
+
+    A file is written at once when it is closed, durably, and entered in `manifest`; it is read once it was checked.
+    """
+
+    def __init__(self, manifest: dict[str, Any]):
+        self.manifest = manifest
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
+        path = Path(path)
+        if "r" in mode:
+            yield io.BytesIO(_read(path.parent, path.name))
+        else:
+            with _Written(path, self.manifest) as stream:
+                yield stream
+
+    def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
+        super().rename(path, new_path)
+        self.manifest[Path(new_path).name] = self.manifest.pop(Path(path).name)
+
+
+class _Written(io.BytesIO):
+    def __init__(self, path: Path, manifest: dict[str, Any]):
+        super().__init__()
+        self.path, self.manifest = path, manifest
+
+    def close(self) -> None:
+        if not self.closed:
+            self.manifest[self.path.name] = _write(self.path, self.getvalue())
+        super().close()
+
+
+def _write_tensors(folder: Path, tensors: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Writes the tensors of all processes; returns the manifest's entries. Raises OSError in all if it fails in one."""
+    written = _CheckedFiles({})
+    writer = dcp.FileSystemWriter(folder, sync_files=False)  # they are flushed as they are closed
+    writer.fs = written
+    try:
+        with _in_silence():
+            dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
+    except dcp.CheckpointException as failed:
+        raise _cause(failed, OSError, ranks) from None
+    return {name: entry for entries in ranks.gather(written.manifest) for name, entry in entries.items()}
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Without the warning that there is one process, which PyTorch gives also where it was told so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
+def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks) -> BaseException:
+    """The first error of `kind` among those of all processes, else all of them as they are."""
+    for error, _ in failed.failures.values():
+        if isinstance(error, kind):
+            if isinstance(error, UserError):
+                error.is_told_elsewhere = not ranks.is_first
+            return error
+    return failed
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -169,12 +297,6 @@ def _entry(data: bytes) -> dict[str, int]:
     return {"bytes": len(data), "crc32": zlib.crc32(data)}
 
 
-def _pickled(state: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
 def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}")
 
@@ -188,15 +310,25 @@ def _flush(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise _damaged(path, MANIFEST, "missing") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged(path, MANIFEST, "unreadable")
+    return found
+
+
 def _read(path: Path, name: str) -> bytes:
     """The bytes of a file, which are those that its manifest tells of."""
+    expected = _manifest(path).get(name)
     try:
-        expected = json.loads((path / MANIFEST).read_bytes())[name]
         data = (path / name).read_bytes()
-    except FileNotFoundError as error:
-        raise _damaged(path, Path(error.filename).name, "missing") from None
-    except (ValueError, LookupError, TypeError):  # not JSON, or not the JSON that was written
-        raise _damaged(path, MANIFEST, "unreadable") from None
+    except FileNotFoundError:
+        raise _damaged(path, name, "missing") from None
     if expected != _entry(data):
         raise _damaged(path, name, f"{_entry(data)}, while the manifest says {expected}")
     return data
@@ -208,15 +340,18 @@ def _damaged(path: Path, name: str, reason: str) -> UserError:
     return UserError(f"{path / name}: {reason}; this checkpoint is damaged. Delete the folder {path} {cure}")
 
 
-def _require_same(file: Path, held: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """One UserError with a line for every tensor that is not alike in name, shape and dtype."""
+def _require_same(path: Path, what: str, prefix: str, index: Metadata, wanted: dict[str, Tensor]) -> None:
+    """One UserError with a line for every tensor under `prefix` that is not alike in name, shape and dtype."""
 
-    def form(tensors: dict[str, Tensor], name: str) -> str:
-        if name not in tensors:
-            return "absent"
-        return f"{str(tensors[name].dtype).removeprefix('torch.')} {list(tensors[name].shape)}"
+    def form(dtype: torch.dtype, shape: torch.Size) -> str:
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
-    different = [name for name in wanted | held if form(held, name) != form(wanted, name)]
-    if different:
-        lines = [f"  {name}: {form(held, name)}, in the network {form(wanted, name)}" for name in different]
-        raise UserError("\n".join([f"{file}: not the weights of this network; use the recipe beside it", *lines]))
+    def named(forms: dict[str, str]) -> dict[str, str]:
+        return {name.removeprefix(prefix): form for name, form in forms.items() if name.startswith(prefix)}
+
+    stored = {n: t for n, t in index.state_dict_metadata.items() if isinstance(t, TensorStorageMetadata)}
+    held = named({name: form(tensor.properties.dtype, tensor.size) for name, tensor in stored.items()})
+    asked = named({name: form(tensor.dtype, tensor.shape) for name, tensor in wanted.items()})
+    if different := [name for name in asked | held if held.get(name) != asked.get(name)]:
+        lines = [f"  {n}: {held.get(n, 'absent')}, in this run {asked.get(n, 'absent')}" for n in different]
+        raise UserError("\n".join([f"{path}: not the {what}; use the recipe beside it", *lines]))

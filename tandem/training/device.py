@@ -35,17 +35,28 @@ class Training:
         """Compile every block. auto: where there is a compiler and the run is long enough to earn it back."""
         recompute: bool = False
         """Keep only the inputs of blocks for the backward: less memory, a third more time."""
+        parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+        """Under torchrun: weights and optimiser whole in every process (ddp), or a part in each (fsdp).
+        auto: whole as long as they are small. One process takes no notice."""
 
 
 COMPILE_AFTER_STEPS = 300
 
 
-def choose_device(config: Training.Config) -> Choice[torch.device]:
+def choose_device(config: Training.Config, local: int | None = None) -> Choice[torch.device]:
+    """`local`: number of this process on this machine, where there are several; each takes a device of its own."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("training.device = cuda: PyTorch finds no CUDA device; write auto or cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
         return Choice(torch.device("cpu"), "asked for" if config.device == "cpu" else "no CUDA device")
-    return Choice(torch.device("cuda"), torch.cuda.get_device_name())
+    if local is None:
+        return Choice(torch.device("cuda"), torch.cuda.get_device_name())
+    if local >= torch.cuda.device_count():
+        raise UserError(
+            f"process {local} of this machine finds no CUDA device of its own, there being "
+            f"{torch.cuda.device_count()}: start as many (torchrun --nproc-per-node), or write training.device=cpu"
+        )
+    return Choice(torch.device("cuda", local), torch.cuda.get_device_name(local))
 
 
 def choose_precision(config: Training.Config, device: torch.device) -> Choice[torch.dtype]:

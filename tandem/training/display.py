@@ -6,15 +6,21 @@
 `loss` is smoothed, the time left is that of the remaining tokens at the speed of now.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich import get_console
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+Told = Callable[[int, int | None], None]
+"""Called with what is done and what there is in all; None where that is not known."""
 
 SHOWN = 4
 """Terms of a step on its line, beside the loss; the record has them all."""
@@ -70,6 +76,23 @@ class Display:
         self.console.print(text, markup=False, soft_wrap=True)  # rich would cut what is no terminal at 80 columns
 
 
+@contextlib.contextmanager
+def progress_bar(title: str, count: ProgressColumn, console: Console | None = None) -> Iterator[Told]:
+    """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
+    terminal = console or get_console()
+    if not terminal.is_terminal:  # a Progress leaves an empty line there
+        yield lambda done, total: None
+        return
+    columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
+    with Progress(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        yield show
+
+
 class Smoothed:
     """Mean of the values so far, each weighing `decay` times the one after it."""
 
@@ -90,10 +113,18 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others[:SHOWN])]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
     parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
+    if record.get("spikes"):
+        parts.append(spikes_in_words(record))
     if steps and step < steps:
         tokens_left = record["tokens"] / step * (steps - step)
         parts.append(f"{clock(tokens_left / record['tokens_per_second'])} left")
     return "  ".join(parts)
+
+
+def spikes_in_words(record: dict[str, Any]) -> str:
+    """'3 spikes, 2 skipped'."""
+    spikes, skipped = record["spikes"], record["skipped"]
+    return f"{spikes} spike{'s' * (spikes != 1)}" + (f", {skipped} skipped" if skipped else "")
 
 
 def short(number: float) -> str:

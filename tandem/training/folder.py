@@ -6,6 +6,7 @@
         metrics.jsonl        the record, one JSON object a line; each has a `kind` and the `step` it was made after
         checkpoints/         training/checkpoint.py
         tensorboard/         the same record once more, where log.tensorboard asks for it
+        wandb/ wandb.json    what log.wandb leaves here, and how far it has come
         .lock                held by the process that trains here; the system lets go of it when that process dies
 
 A run that was interrupted leaves a record that may be ahead of its last checkpoint, and a last line that may be cut.
@@ -31,8 +32,9 @@ import tandem
 from tandem.recipe import UserError
 from tandem.training.checkpoint import write_durably
 
-MAY_DIFFER = ("checkpoint.",)
-"""Keys that say where a process stops and what it leaves, not what the run is."""
+LOCK = ".lock"
+MAY_DIFFER = ("checkpoint.", "training.parallel")
+"""Keys that say where a process stops, what it leaves and what it holds, not what the run is."""
 
 
 class RunFolder:
@@ -67,11 +69,15 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder._lock = open(path / ".lock", "a+")  # noqa: SIM115
+            folder._lock = lock(path / LOCK)
         except OSError as error:
             raise UserError(f"{path}: cannot be the folder of a run ({error.strerror})") from None
+        if folder._lock is None:
+            raise UserError(
+                f"{path}: process {(path / LOCK).read_text()} is training this run; "
+                "wait for it, or give this run another name"
+            )
         try:
-            folder._claim()
             if folder.recipe.exists():
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
             replace_file(folder.recipe, recipe.encode())
@@ -81,20 +87,6 @@ class RunFolder:
             folder.close()
             raise
         return folder
-
-    def _claim(self) -> None:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            raise UserError(
-                f"{self.path}: process {self._lock.read()} is training this run; "
-                "wait for it, or give this run another name"
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
 
     def close(self) -> None:
         """Lets go of the lock."""
@@ -131,6 +123,23 @@ class RunFolder:
             yield line, record
 
 
+def lock(path: Path) -> TextIO | None:
+    """The file at `path`, locked until it is closed or the process ends; None where another process has it.
+
+    It holds the number of the process that locked it last.
+    """
+    file = open(path, "a+")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
 def environment() -> dict[str, Any]:
     """What a result may depend on beside the recipe."""
     commit, dirty = code_version()
@@ -148,6 +157,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }

@@ -12,9 +12,14 @@ from torch import Tensor
 
 from tandem.recipe import UserError
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""What asks a run to save and stop; SIGUSR1 is Slurm's warning that time is up."""
+
 
 class NotFinite(UserError):
     """A loss or gradient that is not a number; nothing was updated."""
+
+    exit_code = 3  # whoever tries learning rates can tell a rate that is too high from a mistake
 
 
 class Stopped(Exception):
@@ -39,13 +44,16 @@ def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: s
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into a wish that the loop reads between steps; a second one acts at once."""
+    """Turns SIGTERM, SIGINT and SIGUSR1 into a wish that the loop reads between steps.
+
+    A second SIGTERM or SIGINT acts at once. A second SIGUSR1 does not: Slurm and torchrun may both pass on the one.
+    """
 
     def __init__(self):
         self.signal_number: int | None = None
 
     def __enter__(self) -> "StopRequest":
-        self._previous: dict[int, Any] = {s: signal.signal(s, self._wish) for s in (signal.SIGTERM, signal.SIGINT)}
+        self._previous: dict[int, Any] = {s: signal.signal(s, self._wish) for s in SIGNALS}
         return self
 
     def __exit__(self, *_) -> None:
@@ -54,7 +62,8 @@ class StopRequest:
 
     def _wish(self, number: int, _frame) -> None:
         self.signal_number = number
-        signal.signal(number, self._previous[number])
+        if number != signal.SIGUSR1:
+            signal.signal(number, self._previous[number])
 
 
 def peak_memory(device: torch.device) -> int:

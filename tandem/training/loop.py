@@ -1,8 +1,9 @@
 """The training loop: one screen, for every network and objective.
 
 A step is a pure function of the weights and of (seed, step): batches are made from the step's number, targets are
-counted over all micro-batches before the first backward, and the losses of micro-batches add up to the step's mean.
+counted over all micro-batches of all processes before the first backward, and their losses add up to the step's mean.
 Observers are the only code that writes; they are called at multiples of their `every` and after the last step.
+A signal to any process is heard by all before their next step, and they stop after it.
 """
 
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tandem.training.health import Stopped, StopRequest, peak_memory, require_finite
 from tandem.training.observers import Observer, Step
+from tandem.training.parallel import adding, whole
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -22,31 +24,42 @@ if TYPE_CHECKING:
 
 @dataclass
 class Taken:
-    """One step: summed losses in nats and counts by name, gradient norm before clipping, learning rate."""
+    """One step of all processes: summed losses in nats and counts by name, gradient norm before clipping, learning
+    rate, and the signal by which any process was asked to stop before it."""
 
     sums: dict[str, Tensor]
     counts: dict[str, int]
     norm: Tensor
     lr: float
+    asked: int | None
 
     def means(self) -> dict[str, float]:
         return {name: float(total) / max(1, self.counts[name]) for name, total in self.sums.items()}
 
+    def level(self) -> dict[str, float]:
+        """What a spike is seen by. Both were read already, to see that they are finite."""
+        return {"loss": next(iter(self.means().values())), "norm": float(self.norm)}
 
-def take_step(run: "Run", step: int) -> Taken:
-    """One update of run.network from the batches of `step`."""
+
+def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
+    """One update of run.network from the batches of `step`; `asked`: by what signal this process is to stop."""
     batches = run.batches(step)
-    counts = _added(run.objective.count(run.network, batch) for batch in batches)
+    counts, asked = run.ranks.total_counts(_added(run.objective.count(run.network, batch) for batch in batches), asked)
     sums: dict[str, Tensor] = {}
-    for batch in batches:
+    for index, batch in enumerate(batches, 1):
         batch = batch.to(run.device.value)
-        with run.autocast():
-            loss, terms = run.objective.loss(run.network, batch, counts)
-        loss.backward()
+        with adding(run.model, is_last=index == len(batches)):
+            with run.autocast():
+                loss, terms = run.model(batch, counts)
+            loss.backward()
         sums = _added((sums, terms))
-    norm = run.optimiser.clip()
+    sums, norm = run.ranks.total_sums(sums), whole(run.optimiser.clip())
     require_finite(sums, norm, step, where=run.place(step))
-    return Taken(sums, counts, norm, run.optimiser.step(run.schedule(step)))
+    taken = Taken(sums, counts, norm, 0.0, asked)
+    skip = run.optimiser.config.skip_spikes
+    is_spike = run.progress.is_spike(taken.level(), run.optimiser.config.spike, skip)
+    taken.lr = run.optimiser.step(run.schedule(step), update=not (is_spike and skip))
+    return taken
 
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
@@ -56,7 +69,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
         for step in range(run.progress.step, run.steps):
             run.enter(step)
             began = time.perf_counter()
-            taken = take_step(run, step)
+            taken = take_step(run, step, stop.signal_number)
             _finish(run.device.value)
             seconds = time.perf_counter() - began
             run.progress.step, run.progress.seconds = step + 1, run.progress.seconds + seconds
@@ -65,11 +78,12 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
             if due:
                 event = _event(run, taken, seconds)
                 for observer in due:
-                    observer.after_step(event)
-            if last or stop.signal_number or (step + 1) % save_every == 0:
+                    with run.ranks.together():
+                        observer.after_step(event)
+            if last or taken.asked or (step + 1) % save_every == 0:
                 save()
-            if stop.signal_number and not last:
-                raise Stopped(step + 1, stop.signal_number)
+            if taken.asked and not last:
+                raise Stopped(step + 1, taken.asked)
 
 
 def _event(run: "Run", taken: Taken, seconds: float) -> Step:
@@ -84,7 +98,9 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         flops=run.flops(done),
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
-        memory_bytes=peak_memory(run.device.value),
+        memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
+        spikes=run.progress.spikes,
+        skipped=run.progress.skipped,
     )
 
 

@@ -29,35 +29,33 @@ class AdamW:
         """Of matrices and tables, times the learning rate of the step."""
         max_norm: float | None = Field(1.0, gt=0)
         """Gradients are scaled down to this norm; null: never."""
+        spike: float = Field(6.0, gt=0)
+        """A step is a spike when its loss or norm lies more than so many deviations above the usual."""
+        skip_spikes: bool = False
+        """A spike updates nothing, neither weights nor moments; its batch and its place in the schedule are spent."""
 
     def __init__(self, config: Config, network: nn.Module):
         self.config = config
-        role = roles(network)
-        named = dict(network.named_parameters())
-        groups: list[dict[str, Any]] = []
-        for decayed in (True, False):
-            members = [p for name, p in named.items() if (role[name] in DECAYED) is decayed]
-            groups.append({"params": members, "weight_decay": config.weight_decay if decayed else 0.0})
-        self.parameters = list(named.values())
-        self.inner = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            fused=True,
-        )
+        self.parameters = list(network.parameters())
+        self.inner = self.inner_optimiser(network)
+
+    def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
+        c = self.config
+        groups = [group for group in groups_by_decay(network, c.weight_decay) if group["params"]]
+        return torch.optim.AdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
     def clip(self) -> Tensor:
         """Scales all gradients to at most `max_norm`; returns the norm before, on the device."""
         limit = self.config.max_norm
         return nn.utils.clip_grad_norm_(self.parameters, limit if limit is not None else float("inf"))
 
-    def step(self, multiplier: float) -> float:
-        """One update at `multiplier` times the peak rate; clears the gradients; returns the rate."""
+    def step(self, multiplier: float, update: bool = True) -> float:
+        """One update, if asked for, at `multiplier` times the peak rate; clears the gradients; returns the rate."""
         rate = self.config.lr * multiplier
-        for group in self.inner.param_groups:
-            group["lr"] = rate
-        self.inner.step()
+        if update:
+            for group in self.inner.param_groups:
+                group["lr"] = rate
+            self.inner.step()
         self.inner.zero_grad(set_to_none=True)
         return rate
 
@@ -66,3 +64,15 @@ class AdamW:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
+
+
+def groups_by_decay(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters that decay, then those that do not."""
+    role = roles(network)
+    return [
+        {
+            "params": [p for name, p in network.named_parameters() if (role[name] in DECAYED) is decayed],
+            "weight_decay": weight_decay if decayed else 0.0,
+        }
+        for decayed in (True, False)
+    ]

@@ -23,9 +23,10 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     return {
         "network": f"{chosen['name']}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
-        "text": f"{run.recipe.corpus.texts}: {scaled(len(run.corpus.train.tokens))} tokens in "
+        "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
         f"{len(run.corpus.train):,} documents, packed rows of {batch.context}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
+        "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
         "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per token of text = {by_part}",
@@ -35,6 +36,16 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         f"{scaled(run.tokens(1) / speed.step_seconds)} tokens/s, evaluation apart (3 steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
+
+
+def _sources(run: "Run") -> str:
+    """Where the text comes from; of a mixture each source with its share and what there is of it."""
+    store, parts = run.corpus.train, []
+    for number, (name, share) in enumerate(store.manifest.shares.items()):
+        lengths = store.lengths[store.source_of == number]
+        tokens = scaled(int(lengths.sum()))
+        parts.append(f"{name} {share:.1%} ({tokens} tokens in {len(lengths):,} documents)")
+    return " + ".join(parts) or str(run.recipe.corpus.texts)
 
 
 def _phases(run: "Run") -> str:

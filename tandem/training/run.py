@@ -6,17 +6,30 @@
 Randomness comes from generators keyed by (seed, purpose), so that one part drawing more never moves another.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 
 from tandem.corpus import Corpus, PackedRows
+from tandem.networks.network import Network
+from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
 from tandem.recipe import Recipe, Settings, UserError, register
 from tandem.training.device import autocast, choose_compile, choose_device, choose_precision
+from tandem.training.parallel import (
+    ALONE,
+    Ranks,
+    StepLoss,
+    choose_parallel,
+    cut_like,
+    require_divisible,
+    whole,
+    wrapped,
+)
+from tandem.training.progress import Progress
 from tandem.training.schedule import in_stretches
 from tandem.training.speed import Speed, measure
 
@@ -40,43 +53,28 @@ class BatchShape:
             yield "batch.micro_batches", f"must divide batch.rows ({batch.rows})"
 
 
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint needs beside weights and optimiser."""
-
-    step: int = 0
-    seconds: float = 0.0
-
-
 class Run:
-    """Network, objective, view, optimiser and schedule of one recipe, on one device."""
+    """Network, objective, view, optimiser and schedule of one recipe, on one device of each of its processes."""
 
-    def __init__(self, recipe: Recipe, corpus: Corpus, steps: int | None = None):
-        self.recipe, self.corpus = recipe, corpus
-        self.device = choose_device(recipe.training)
-        torch.manual_seed(keyed(recipe.seed, "torch"))
+    def __init__(self, recipe: Recipe, corpus: Corpus, steps: int | None = None, ranks: Ranks = ALONE):
+        self.recipe, self.corpus, self.ranks = recipe, corpus, ranks
         batch = recipe.batch
-        network_class = recipe.choice("network")
-        self.network = network_class(
-            recipe.network,
-            corpus.train.vocabulary,
-            batch.context,
-            generator=torch.Generator().manual_seed(keyed(recipe.seed, "init")),
-        ).to(self.device.value)
-        self.network.recompute = recipe.training.recompute
-        self.objective = recipe.choice("objective")(recipe.objective)
-        self.rows = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
-        self.precision = choose_precision(recipe.training, self.device.value)
-        self.cost = self.network.cost()
-        budget = recipe.budget
-        spent = {"steps": lambda view, steps: steps, "tokens": Phases.tokens, "flops": self._flops}
-        paid = None if budget.unit == "seconds" else self._paid_steps(budget.amount, spent[budget.unit])
+        with ranks.together():  # before the processes have anything else to say to each other
+            require_divisible(batch.rows, batch.micro_batches, ranks)
+            self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
+            self.network = self._drawn()
+            self.objective = recipe.choice("objective")(recipe.objective)
+            self.rows = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
+            self.precision = choose_precision(recipe.training, self.device.value)
+            self.cost = self.network.cost()
+            budget = recipe.budget
+            spent = {"steps": lambda view, steps: steps, "tokens": Phases.tokens, "flops": self._flops}
+            paid = None if budget.unit == "seconds" else self._paid_steps(budget.amount, spent[budget.unit])
         self.steps = steps or paid or 0
         self.view = self._phases(self.steps)
         self.compiled = choose_compile(recipe.training, self.device.value, paid)
-        if self.compiled.value:
-            self.network.compile()
-        self.optimiser = recipe.choice("optimiser")(recipe.optimiser, self.network)
+        self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
+        self._equip()
         self.speed: Speed | None = None
         if not self.steps:
             self.speed = self.measure()
@@ -86,6 +84,34 @@ class Run:
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
         self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
         self.progress = Progress()
+
+    def _drawn(self, purpose: str = "init") -> Network:
+        """The network as the seed draws it for a purpose, the same in every process."""
+        recipe = self.recipe
+        torch.manual_seed(keyed(recipe.seed, "torch"))
+        network = recipe.choice("network")(
+            recipe.network,
+            self.corpus.train.vocabulary,
+            recipe.batch.context,
+            generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
+        ).to(self.device.value)
+        network.recompute = recipe.training.recompute
+        return network
+
+    def _equip(self) -> None:
+        """Makes the network ready to be trained."""
+        if self.compiled.value:
+            self.network.compile()
+        self.model = wrapped(StepLoss(self.network, self.objective), self.parallel.value)
+        self.optimiser = self.recipe.choice("optimiser")(self.recipe.optimiser, self.network)
+
+    def whole_network(self) -> Network:
+        """The network with all its weights in this process, to be read only; every process has to ask for it."""
+        if self.parallel.value != "fsdp":
+            return self.network
+        network = self._drawn()
+        network.load_state_dict({name: whole(tensor) for name, tensor in self.network.state_dict().items()})
+        return network
 
     def _phases(self, steps: int) -> Phases:
         return Phases(self.objective.phases(self.rows, steps))
@@ -114,9 +140,15 @@ class Run:
     def enter(self, step: int) -> None:
         """What happens once, before the first step of a phase."""
         phase = self.view.at(step)
-        if phase.redrawn and phase.first == step:
-            generator = torch.Generator().manual_seed(keyed(self.recipe.seed, f"redrawn/{step}"))
-            self.network.redraw(phase.redrawn, generator)
+        if phase.first != step or not step:
+            return
+        self.progress.usual.clear()  # losses of one phase say nothing of those of the next
+        if phase.redrawn:
+            fresh, role = dict(self._drawn(f"redrawn/{step}").named_parameters()), roles(self.network)
+            with torch.no_grad():
+                for name, parameter in self.network.named_parameters():
+                    if role[name] in phase.redrawn:
+                        parameter.copy_(cut_like(fresh[name], parameter))
 
     def tokens(self, step: int) -> int:
         """Tokens of text read before `step`."""
@@ -136,13 +168,19 @@ class Run:
         return self.view.at(self.progress.step - 1).note if self.progress.step else ""
 
     def measure(self) -> Speed:
-        """Time and memory of a few steps, taken on copies."""
-        return measure(self)
+        """Time and memory of a few steps, taken on a copy that starts anew."""
+        scratch = copy.copy(self)
+        scratch.network = self._drawn()
+        scratch._equip()
+        scratch.progress = Progress()
+        scratch.schedule = lambda step: 0.0  # type: ignore[assignment]
+        return measure(scratch)
 
     def batches(self, step: int) -> list:
-        """Micro-batches of a step on the host, a pure function of (seed, step)."""
-        parts = self.recipe.batch.micro_batches
-        return [self.view.batch(step, part, parts) for part in range(parts)]
+        """Micro-batches of a step for this process, on the host: a pure function of (seed, step, rank)."""
+        pieces = self.recipe.batch.micro_batches
+        first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
+        return [self.view.batch(step, first + piece, parts) for piece in range(pieces)]
 
     def autocast(self):
         return autocast(self.device.value, self.precision.value)

@@ -1,4 +1,5 @@
-"""The house order: every document once per epoch, any slice without what comes before it, for ever the same."""
+"""The house order: every document once per epoch, any slice without what comes before it, for ever the same; of a
+mixture each source by its share over every stretch."""
 
 import numpy as np
 import pytest
@@ -66,4 +67,110 @@ def test_a_slice_does_not_depend_on_what_was_read_before(store_of):
         expected, begins = Order(store, seed=3).read(start, 50)
         tokens, begun = used.read(start, 50)
         assert tokens.tolist() == expected.tolist() and begun.tolist() == begins.tolist()
-        assert len(used._epochs) <= 2
+        assert len(used.sources[0]._epochs) <= 2
+
+
+# Mixtures -------------------------------------------------------------------------------------------------------
+
+MIXTURE = {"a": 0.6, "b": 0.3, "c": 0.1}
+LENGTHS_OF = st.lists(st.integers(1, 12), min_size=1, max_size=12)
+
+
+def mixed(shares, lengths_of, tmp_path_factory):
+    """A store whose sources have documents of these lengths, dealt in turn as different files may."""
+    lengths = [(length, number) for number, of_source in enumerate(lengths_of) for length in of_source]
+    lengths = [lengths[i] for i in np.random.default_rng(0).permutation(len(lengths))]
+    folder = tmp_path_factory.mktemp("mixed") / "store"
+    writer = StoreWriter(folder, Tokenizer.of_bytes(), dict(zip("abcdef", shares, strict=False)))
+    ids = [np.full(length - 1, i % 256) for i, (length, _) in enumerate(lengths)]
+    writer.append(ids, [np.ones(len(i), int) for i in ids], [number for _, number in lengths])
+    writer.close([])
+    return Store(folder)
+
+
+def in_turn(source):
+    for number in range(10**6):
+        yield from source.epoch(number).documents
+
+
+def one_by_one(store, seed, count):
+    """The definition: always the document that is due first; of two the one of the earlier source."""
+    sources = Order(store, seed).sources
+    waiting = [iter(in_turn(source)) for source in sources]
+    given, documents = [0] * len(sources), []
+    total = sum(store.shares)
+    while sum(given) < count:
+        number = min(range(len(sources)), key=lambda i: (given[i] / (store.shares[i] / total), i))
+        documents.append(int(next(waiting[number])))
+        given[number] += int(store.lengths[documents[-1]])
+    return documents
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
+    data=st.data(),
+    seed=st.integers(0, 5),
+    start=st.integers(0, 300),
+    count=st.integers(1, 120),
+)
+def test_a_mixture_gives_what_is_due_and_any_slice_of_it(tmp_path_factory, shares, data, seed, start, count):
+    shares = [share / sum(shares) for share in shares]
+    store = mixed(shares, [data.draw(LENGTHS_OF) for _ in shares], tmp_path_factory)
+    documents = one_by_one(store, seed, start + count)
+    tokens = np.concatenate([store.document(i) for i in documents])
+    ends = np.cumsum(store.lengths[documents])
+    begins = np.repeat(ends - store.lengths[documents], store.lengths[documents])
+    read, begun = Order(store, seed).read(start, count)
+    assert read.tolist() == tokens[start : start + count].tolist()
+    assert begun.tolist() == begins[start : start + count].tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(shares=st.lists(st.floats(0.02, 1), min_size=2, max_size=4), data=st.data(), start=st.integers(0, 2000))
+def test_shares_hold_over_every_stretch(tmp_path_factory, shares, data, start):
+    shares = np.array(shares) / sum(shares)
+    store = mixed(shares.tolist(), [data.draw(LENGTHS_OF) for _ in shares], tmp_path_factory)
+    longest = np.array([store.lengths[store.source_of == i].max() for i in range(len(shares))])
+    bounds = (1 - shares) * longest + shares * (longest.sum() - longest)
+    documents, begins = Order(store, 1).documents(start, start + 500)
+    source = np.repeat(store.source_of[documents], store.lengths[documents])[start - begins[0] :][:500]
+    for number, (share, bound) in enumerate(zip(shares, bounds, strict=True)):
+        excess = np.concatenate([[0], np.cumsum((source == number) - share)])
+        assert excess.max() - excess.min() <= bound + 1e-6  # of every stretch inside these 500 tokens
+
+
+def test_a_source_that_runs_out_begins_again_while_the_others_go_on(store_of):
+    store = store_of([5] * 60, MIXTURE, [0] * 40 + [1] * 15 + [2] * 5)
+    documents, _ = Order(store, 3).documents(0, 3000)
+    epochs = []
+    for number, size in enumerate((40, 15, 5)):
+        of_source = [int(i) for i in documents if store.source_of[i] == number]
+        runs = [of_source[i : i + size] for i in range(0, len(of_source) - size + 1, size)]
+        assert all(sorted(run) == np.flatnonzero(store.source_of == number).tolist() for run in runs)
+        assert len({tuple(run) for run in runs}) > 0.8 * len(runs)  # another permutation each time
+        epochs.append(len(of_source) / size)
+    assert epochs == pytest.approx([9, 12, 12], abs=0.5)
+
+
+def test_a_mixture_of_one_source_is_the_corpus_without_shares(store_of):
+    alone, plain = store_of(LENGTHS, {"a": 1.0}, [0] * len(LENGTHS)), store_of(LENGTHS)
+    for start in (0, 30, 1234):
+        assert np.array_equal(Order(alone, 5).read(start, 100), Order(plain, 5).read(start, 100))
+
+
+def test_a_source_without_documents_leaves_its_share_to_the_others(store_of):
+    """A small source may have no validation document."""
+    store = store_of([4] * 40, MIXTURE, [0] * 20 + [2] * 20)
+    documents, _ = Order(store, 0).documents(0, 2800)
+    assert np.mean(store.source_of[documents] == 0) == pytest.approx(6 / 7, abs=0.01)
+
+
+def test_far_into_a_mixture_a_slice_costs_what_it_costs_at_the_start(store_of):
+    store = store_of([5] * 60, MIXTURE, [0] * 40 + [1] * 15 + [2] * 5)
+    used = Order(store, 3)
+    for start in (10**12, 3, 10**12 + 7, 77):
+        expected, begins = Order(store, 3).read(start, 50)
+        tokens, begun = used.read(start, 50)
+        assert tokens.tolist() == expected.tolist() and begun.tolist() == begins.tolist()
+        assert all(len(source._epochs) <= 2 for source in used.sources)

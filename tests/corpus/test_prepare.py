@@ -1,5 +1,6 @@
 """Preparing writes what the texts say, once, whatever interrupts it and whoever else is at it."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import Corpus, prepare, prepare_texts
 from tandem.corpus import tokenizer as tokenizer_module
+from tandem.corpus.files import File
+from tandem.corpus.tokenizer import content_hash
 from tandem.recipe import UserError
 
 prepare_module = sys.modules["tandem.corpus.prepare"]
@@ -138,7 +141,7 @@ def test_processes_preparing_at_once_share_one_result(config, tmp_path):
     script = """
 import sys, time
 from pathlib import Path
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import Corpus, prepare, prepare_texts
 
 config, me, other = sys.argv[1:]
 seen = []
@@ -191,3 +194,113 @@ def test_ids_of_a_store_are_those_of_its_tokenizer(config):
     for i in range(0, len(corpus.train), 17):
         document = corpus.train.document(i)
         np.testing.assert_array_equal(document[:-1], corpus.tokenizer.encode(corpus.tokenizer.decode(document)))
+
+
+def test_further_texts_are_prepared_once_under_the_tokenizer_they_are_given(config, tmp_path, monkeypatch):
+    (tmp_path / "more.jsonl").write_text('{"text": "Naïve."}\n{"text": "Another one."}\n')
+    tokenizer = prepare(config(tokenizer="bpe", vocabulary=280)).tokenizer
+    key, more = "evaluation.texts.more", [str(tmp_path / "more.jsonl")]
+    store = prepare_texts(config(), key, more, tokenizer)
+    assert texts_in(store) == ["Naïve.", "Another one."]
+    assert (store.tokenizer.hash, store.manifest.bytes) == (tokenizer.hash, 7 + 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "StoreWriter", None)
+        assert prepare_texts(config(), key, more, tokenizer).folder == store.folder
+    (tmp_path / "more.jsonl").write_text('{"text": "Changed."}\n')
+    assert texts_in(prepare_texts(config(), key, more, tokenizer)) == ["Changed."]
+    with pytest.raises(UserError, match=r'evaluation\.texts\.more = "nowhere\.txt": no such text'):
+        prepare_texts(config(), key, "nowhere.txt", tokenizer)
+    (tmp_path / "none.txt").write_text(" ")
+    with pytest.raises(UserError, match=r"evaluation\.texts\.more: no document is left"):
+        prepare_texts(config(), key, str(tmp_path / "none.txt"), tokenizer)
+
+
+# Mixtures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixture(config, texts):
+    first, second = str(texts / "0.jsonl"), str(texts / "1*.jsonl")
+    return lambda **more: config(**{"texts": {first: 3, second: 1}} | more)
+
+
+def test_a_mixture_is_one_store_in_which_each_document_knows_its_source(mixture, config, texts):
+    corpus, plain = prepare(mixture()), prepare(config())
+    for store, same in ((corpus.train, plain.train), (corpus.validation, plain.validation)):
+        assert store.manifest.shares == {str(texts / "0.jsonl"): 0.75, str(texts / "1*.jsonl"): 0.25}
+        assert texts_in(store) == texts_in(same)  # the same documents on the same side
+        assert store.source_of.tolist() == [TEXTS.index(text) // 100 for text in texts_in(store)]
+        assert not len(same.source_of) and not same.manifest.shares
+        assert store.fingerprint != same.fingerprint
+        store.verify()
+    turned = mixture(texts=dict(reversed(mixture().texts.items())))
+    assert prepare(mixture()).train.folder == prepare(turned).train.folder == corpus.train.folder
+    other = mixture(texts={name: 1 for name in mixture().texts})
+    assert prepare(other).train.folder != corpus.train.folder
+
+
+def test_what_is_prepared_without_shares_keeps_its_name_and_contents(tmp_path, monkeypatch):
+    """As they were before there were mixtures: prepared corpora must be found again."""
+    (tmp_path / "a.txt").write_text("One document, and no more than that.")
+    (tmp_path / "b.txt").write_text("Another.")
+    monkeypatch.setattr(File, "identity", property(lambda file: f"{file.path.name} {file.field}"))
+    texts, validation = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    config = Corpus.Config(texts=texts, validation=validation, tokenizer="bytes", folder=str(tmp_path / "corpora"))
+    store = prepare(config).train
+    key = json.dumps([1, [["a.txt text", 0.0], ["b.txt text", 1.0]], store.tokenizer.hash]).encode()
+    assert store.folder.parent.name == f"a-{content_hash(key)[:12]}"
+    files = ("tokens.bin", "token_bytes.bin", "offsets.bin", "tokenizer.json")
+    digests = [hashlib.blake2b((store.folder / name).read_bytes()).digest() for name in files]
+    assert store.fingerprint == content_hash(*digests)
+    assert sorted(path.name for path in store.folder.iterdir()) == sorted([*files, "manifest.json"])
+
+
+def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(mixture, monkeypatch):
+    seen = []
+    real = prepare_module.Tokenizer.train.__func__
+
+    def train(cls, texts, vocabulary):
+        seen.extend(texts)
+        return real(cls, seen, vocabulary)
+
+    monkeypatch.setattr(prepare_module.Tokenizer, "train", classmethod(train))
+    monkeypatch.setattr(prepare_module, "SAMPLE", 2000)
+    prepare(mixture(tokenizer="bpe", vocabulary=300))
+    first = sum(len(text) for text in seen if TEXTS.index(text) < 100)
+    assert first / sum(map(len, seen)) == pytest.approx(0.75, abs=0.05)
+    assert 1800 < sum(map(len, seen)) < 2300
+
+
+def test_validation_texts_of_its_own_belong_to_no_source(mixture, tmp_path):
+    (tmp_path / "own.txt").write_text("Held out.")
+    corpus = prepare(mixture(validation=str(tmp_path / "own.txt")))
+    assert corpus.train.shares == [0.75, 0.25] and not corpus.validation.shares
+
+
+def test_a_source_without_training_documents_is_named(config, texts, tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(UserError, match=r'empty\.jsonl" has no document to train on; take it out'):
+        prepare(config(texts={str(texts): 1, str(tmp_path / "empty.jsonl"): 1}))
+
+
+def test_a_text_in_two_sources_of_a_mixture_is_refused(config, texts):
+    with pytest.raises(UserError, match=r'0\.jsonl" belongs to two sources of the mixture'):
+        prepare(config(texts={str(texts): 0.5, str(texts / "0.jsonl"): 0.5}))
+
+
+@pytest.mark.parametrize("share", [0, -1])
+def test_shares_are_positive(config, share):
+    with pytest.raises(ValidationError, match="greater than 0"):
+        config(texts={"a.txt": 1, "b.txt": share})
+
+
+def test_sentences_that_come_with_the_texts_are_kept(config, tmp_path):
+    records = [["One é. ", "Two. "], "Three. Four.", ["Five."]]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in records)
+    (tmp_path / "given.jsonl").write_text(lines)
+    (tmp_path / "own.txt").write_text("Held out.")
+    corpus = prepare(config(texts=str(tmp_path / "given.jsonl"), validation=str(tmp_path / "own.txt")))
+    assert texts_in(corpus.train) == ["One é. Two. ", "Three. Four.", "Five."]
+    assert corpus.train.given.tolist() == [0, 8, 14, 27]
+    assert not len(corpus.validation.given)
+    corpus.train.verify()

@@ -127,3 +127,14 @@ def test_progress_ends_at_all_tokens(store):
 def test_no_gradient_is_kept(store, network):
     likelihood(network, store, context=24, rows=2)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_the_halves_for_tuning_and_for_comparison_share_no_document_and_leave_none_out(store):
+    options = {"context": 24, "rows": 2}
+    halves = {split: likelihood(Priced(), store, split=split, **options) for split in ("all", "comparison", "tuning")}
+    orders = {split: found.order.tolist() for split, found in halves.items()}
+    assert not set(orders["comparison"]) & set(orders["tuning"])
+    assert sorted(orders["comparison"] + orders["tuning"]) == orders["all"]
+    assert halves["comparison"].nats + halves["tuning"].nats == pytest.approx(halves["all"].nats, rel=1e-12)
+    part = likelihood(Priced(), store, split="tuning", documents=2, **options)
+    assert set(part.order) < set(orders["tuning"])  # on the way, too

@@ -160,7 +160,7 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
         '  texts: ["${TANDEM_NOWHERE}/a.txt"]',
         "  texts: [a.txt]",
         'mine.yaml:5  corpus.texts = "${TANDEM_NOWHERE}/a.txt": the environment has no TANDEM_NOWHERE; '
-        "set it, or write the text out",
+        "set it (export TANDEM_NOWHERE=...), or write the text out",
     ),
     "broken YAML": (
         "  texts: [a.txt",

@@ -6,7 +6,7 @@ import pytest
 from pydantic import model_validator
 from written import BODY, recipe
 
-from tandem.recipe import Budget, Settings, load, parse_budget, register, registered
+from tandem.recipe import Budget, Settings, UserError, load, parse_budget, register, registered
 
 
 def test_values_are_typed_and_choices_are_classes():
@@ -161,6 +161,22 @@ def test_a_variable_is_expanded_where_it_is_used_and_kept_where_it_is_saved(monk
     assert (run.corpus.texts, moved.corpus.texts) == (("x/x.txt", "$HERE"), ("y/y.txt", "$HERE"))
     assert "${HERE}/${HERE}.txt" in run.to_yaml()
     assert run.fingerprint == moved.fingerprint
+
+
+def test_a_variable_in_the_key_of_a_mapping_is_one_too(monkeypatch):
+    overrides = ["corpus.shares={'${HERE}/a': 0.5, b: 0.5}"]
+    monkeypatch.setenv("HERE", "x")
+    run = recipe(overrides=overrides)
+    monkeypatch.setenv("HERE", "y")
+    assert (run.corpus.shares, recipe(overrides=overrides).corpus.shares) == (
+        {"x/a": 0.5, "b": 0.5},
+        {"y/a": 0.5, "b": 0.5},
+    )
+    assert run.values["corpus"]["shares"] == {"${HERE}/a": 0.5, "b": 0.5}
+    assert run.fingerprint == recipe(overrides=overrides).fingerprint
+    monkeypatch.delenv("HERE")
+    with pytest.raises(UserError, match="the environment has no HERE"):
+        recipe(overrides=overrides)
 
 
 def test_the_fingerprint_follows_the_values_and_not_where_they_were_written():

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import TaskProgressColumn
 
 from tandem.recipe import UserError
-from tandem.training.display import Display, Smoothed, clock, scaled, short
+from tandem.training.display import Display, Smoothed, clock, progress_bar, scaled, short
 from tandem.training.folder import RunFolder
-from tandem.training.observers import CLOCK_KEYS, JsonLines, Log, Step
+from tandem.training.observers import CLOCK_KEYS, Log, Step
+from tandem.training.sinks import JsonLines
 
 STEP = Step(
     step=1200,
@@ -133,9 +135,9 @@ def test_an_interrupted_record_ends_as_the_uninterrupted_one(tmp_path):
 
 def test_clock_keys_are_the_readings_of_a_step():
     assert {field.name for field in fields(Step)} - CLOCK_KEYS == {
-        *("step", "steps", "terms", "norm", "lr", "tokens", "flops")
+        *("step", "steps", "terms", "norm", "lr", "tokens", "flops", "spikes", "skipped")
     }
-    assert {field.name for field in fields(Step)} >= CLOCK_KEYS
+    assert {field.name for field in fields(Step)} >= CLOCK_KEYS - {"training_seconds"}  # of a likelihood
 
 
 def test_nothing_is_shown_that_is_not_recorded(tmp_path):
@@ -168,6 +170,12 @@ def test_a_line_without_an_end_and_with_more_terms():
     assert out.getvalue() == (
         "step 1200  loss 3.000 (last 3.000)  stop 0.250  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB\n"
     )
+
+
+def test_spikes_stand_in_the_line_of_a_step():
+    display, out = plain()
+    display.write(record(steps=None, spikes=3, skipped=2))
+    assert out.getvalue().endswith("21.1 GiB  3 spikes, 2 skipped\n")
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds_and_at_the_end():
@@ -235,6 +243,16 @@ def test_on_a_terminal_of_any_width_the_whole_line_stands_below_the_bar(width):
     bar, *below = frame.splitlines()
     assert "━" in bar and "step" not in bar
     assert " ".join(" ".join(below).split()) == " ".join(display.waiting.split())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_is_shown_on_a_terminal_and_nothing_elsewhere(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+    with progress_bar("scoring books", TaskProgressColumn(), console) as progress:
+        progress(3, 4)
+    shown = out.getvalue()
+    assert ("scoring books" in shown and "75%" in shown) if terminal else shown == ""
 
 
 def test_smoothing_starts_unbiased_and_follows():

@@ -1,33 +1,52 @@
-"""Killed without warning and started again, a run ends bit for bit where it would have ended."""
+"""Killed without warning and started again, a run ends bit for bit where it would have ended.
+
+TANDEM_KILLS=40 pytest tests/training/test_resume.py -k kill          as often as one likes; KILL_SEED repeats one
+"""
 
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from ranks import Ranks, command
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tandem.training.observers import CLOCK_KEYS
 
-STEPS = 60
+KILLS = int(os.environ.get("TANDEM_KILLS", "3"))
+SIZE = ["network.depth=2", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
+SIZE += [
+    "training.compile=false",
+    "training.precision=float32",
+    "training.parallel=fsdp",
+    "sampling.tokens=2",
+    "log.every=1",
+]
 
 
-def start(folder, small_corpus):
-    size = ["network.depth=2", "network.width=32", "batch.rows=4", "batch.context=32", "sampling.tokens=5"]
-    due = ["log.every=1", "checkpoint.every=7", "evaluation.every=20", "evaluation.documents=5"]
-    command = [sys.executable, "-m", "tandem", "train", "decoder/tiny", "--run", folder.name, "--runs", folder.parent]
-    overrides = [*size, *due, *small_corpus, f"budget={STEPS} steps"]
-    return subprocess.Popen([*command, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(folder, small_corpus, count=1, steps=60, every=3, damage=None, at=0, more=()):
+    due = [f"checkpoint.every={every}", f"evaluation.every={every * 7}", "evaluation.documents=3"]
+    into = ["--run", folder.name, "--runs", str(folder.parent)]
+    arguments = ["train", "decoder/tiny", *into, *SIZE, *due, *small_corpus, f"budget={steps} steps", *more]
+    return Ranks(count, folder.with_suffix(".log"), command, arguments, damage, at)
 
 
-def finish(process):
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+def finish(ranks, code=0):
+    codes = ranks.wait()
+    assert codes == [code] * len(codes), ranks.said
+
+
+def steps_recorded(folder):
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b'"kind": "step"') if metrics.exists() else 0
+
+
+def wait_for(ranks, folder, steps):
+    while steps_recorded(folder) < steps and all(p.is_alive() for p in ranks.processes):
+        time.sleep(0.001)
 
 
 def record(folder):
@@ -37,55 +56,86 @@ def record(folder):
 
 
 def final(folder):
-    last = folder / "checkpoints" / f"step-{STEPS:08d}"
-    return load_file(last / "network.safetensors"), torch.load(last / "optimiser.pt", weights_only=True)
-
-
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    """All tensors of the newest checkpoint, of weights and optimiser, by name."""
+    (last,) = (folder / "checkpoints").iterdir()
+    dcp_to_torch_save(last, folder / "joined.pt")
+    return torch.load(folder / "joined.pt", weights_only=True)
 
 
 @pytest.mark.slow
-def test_killed_at_random_steps_and_resumed_is_bitwise_the_same(tmp_path, small_corpus):
+@pytest.mark.parametrize("count", [1, 2], ids=["one process", "fsdp on two"])
+def test_killed_at_any_moment_and_resumed_is_bitwise_the_same(tmp_path, small_corpus, count):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(start(whole, small_corpus))
+    steps = 12 + 8 * KILLS
+    uninterrupted = start(whole, small_corpus, count, steps)
     seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
     print(f"KILL_SEED={seed}")  # shown when the test fails
-    draw, kills = random.Random(seed), 0
-    for at in sorted(draw.sample(range(3, STEPS - 2), 5)):
-        process = start(cut, small_corpus)
-        metrics = cut / "metrics.jsonl"
-        while process.poll() is None:
-            if metrics.exists() and metrics.read_bytes().count(b'"kind": "step"') >= at:
-                process.send_signal(signal.SIGKILL)
-            time.sleep(0.001)
-        kills += process.returncode == -signal.SIGKILL
-        process.communicate()
-    assert kills >= 4  # one may have finished before the signal came
-    finish(start(cut, small_corpus))
+    draw, kills, while_saving = random.Random(seed), 0, 0
+    finish(uninterrupted)
+    for attempt in range(KILLS):
+        ranks = start(cut, small_corpus, count, steps, damage="slow")
+        wait_for(ranks, cut, 8 * attempt + draw.randint(1, 8))
+        time.sleep(draw.uniform(0, 0.1))
+        victims = draw.choice([ranks.processes, [draw.choice(ranks.processes)]])
+        for process in victims:
+            process.kill()
+        codes = ranks.wait()  # the others end by themselves
+        kills += -signal.SIGKILL in codes
+        while_saving += any((cut / "checkpoints").glob(".step-*"))
+    print(f"{kills} of {KILLS} attempts were killed, {while_saving} while they saved")
+    finish(start(cut, small_corpus, count, steps))
+    assert kills == KILLS and (while_saving or KILLS < 10)
     assert record(cut) == record(whole)
-    assert len([line for line in record(cut) if line["kind"] == "step"]) == STEPS
-    for a, b in zip(final(cut), final(whole), strict=True):
-        assert same(a, b)
+    assert len([line for line in record(cut) if line["kind"] == "step"]) == steps
+    a, b = final(cut), final(whole)
+    assert a.keys() == b.keys() and len(a) > 50
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_asked_to_stop_it_saves_and_goes_on(tmp_path, small_corpus, number):
-    folder = tmp_path / "stopped"
-    process = start(folder, small_corpus)
-    metrics = folder / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_bytes().count(b'"kind": "step"') >= 4):
-        assert process.poll() is None, process.communicate()[1]
+    """Of two processes only one is asked, by SIGUSR1 twice, as where Slurm and torchrun both pass it on."""
+    folder, count = tmp_path / "stopped", 2 if number == signal.SIGUSR1 else 1
+    ranks = start(folder, small_corpus, count, steps=5000, every=5000)
+    wait_for(ranks, folder, 4)
+    for _ in range(count):
+        os.kill(ranks.processes[-1].pid, number)
         time.sleep(0.001)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors
-    assert "stopped after step" in errors and "Traceback" not in errors
-    done = int(errors.split("stopped after step ")[1].split(";")[0])
+    finish(ranks, 128 + number)
+    assert ranks.said.count("stopped after step") == 1 and "Traceback" not in ranks.said
+    done = int(ranks.said.split("stopped after step ")[1].split(";")[0])
     assert (folder / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
+    assert steps_recorded(folder) == done
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_full_disk_of_any_process_ends_all_with_one_message(tmp_path, small_corpus, count):
+    folder = tmp_path / "full"
+    ranks = start(folder, small_corpus, count, damage="full", at=6)  # the last process's alone
+    finish(ranks, 2)
+    assert ranks.said.count("step-00000006: not saved ([Errno 27] File too large") == 1, ranks.said
+    assert "step-00000003 still stands. Make room on the disk" in ranks.said and "Traceback" not in ranks.said
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("batch.rows=3", "batch.rows = 3: must be a multiple of 2"), ("network.widht=3", "did you mean network.width")],
+)
+def test_a_mistake_is_told_once(tmp_path, small_corpus, wrong, message):
+    ranks = start(tmp_path / "wrong", small_corpus, count=2, more=[wrong])
+    finish(ranks, 2)
+    assert ranks.said.count(message) == 1 and "Traceback" not in ranks.said, ranks.said
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
+    folder = tmp_path / "damaged"
+    finish(start(folder, small_corpus, count=2, steps=6))
+    (folder / "result.json").unlink()
+    piece = folder / "checkpoints/step-00000006/__1_0.distcp"
+    data = piece.read_bytes()
+    piece.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    ranks = start(folder, small_corpus, count=2, steps=6)
+    finish(ranks, 2)
+    assert ranks.said.count(f"{piece}: ") == 1 and "Traceback" not in ranks.said, ranks.said

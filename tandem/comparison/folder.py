@@ -1,0 +1,215 @@
+"""The folder of a study: what has been done of it, read off the folders of its runs.
+
+    studies/shapes/
+        study.yaml                  all that decides results
+        runs/deep-lr0.002/          a trial        } folders of runs, as `tandem train` makes them
+        runs/deep-lr0.002-seed1/    a run          }
+        processes/                  by run: its lock, its recipe, what its process printed, why it failed
+        results.jsonl               one line a finished run
+        table.txt, report.html
+
+All but study.yaml is told by the runs alone: results.jsonl, table and report are made anew from them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.comparison.pretrain import prepared
+from tandem.comparison.report import write_report
+from tandem.comparison.results import Result, read_result
+from tandem.comparison.study import Job, Study
+from tandem.corpus.prepare import locked
+from tandem.recipe import UserError
+from tandem.training.display import clock, scaled
+from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
+from tandem.training.run import Run
+
+FREE = ("title", "question")
+"""Keys of a study that decide nothing."""
+GROWING = ("seeds", "rates", "targets")
+"""Keys of a study to whose lists more may be added."""
+
+
+class StudyFolder:
+    """What has been done of a study, read off its folder."""
+
+    def __init__(self, study: Study, path: Path):
+        self.study, self.path, self.runs, self.processes = study, path, path / "runs", path / "processes"
+        self._results: dict[Job, Result] = {}
+
+    def open(self) -> None:
+        """Makes the folder, or finds this study in it. Raises: UserError where it holds another one."""
+        file, asked = self.path / "study.yaml", self.study.to_yaml()
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            self.processes.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be the folder of a study ({error.strerror})") from None
+        with self._alone():
+            if file.exists():
+                _require_same_study(self.path, yaml.safe_load(file.read_text("utf-8")), yaml.safe_load(asked))
+            replace_file(file, asked.encode())
+
+    def _alone(self):
+        """While this is held no other command writes what belongs to all runs."""
+        return locked(self.processes / "study.lock")
+
+    def finished(self, job: Job) -> bool:
+        return (self.runs / job.name / "result.json").exists()
+
+    def error(self, job: Job) -> dict[str, Any] | None:
+        """Why and when the last attempt at an unfinished run failed."""
+        file = self.processes / f"{job.name}.error.json"
+        return json.loads(file.read_bytes()) if file.exists() and not self.finished(job) else None
+
+    def settled(self, job: Job) -> bool:
+        """Finished, or a trial that has told enough: a rate at which the loss is not finite is not the best one."""
+        error = self.error(job)
+        return self.finished(job) or (job.trial and error is not None and error["diverged"])
+
+    def result(self, job: Job) -> Result:
+        if job not in self._results:
+            lr = job.rate or self.study.recipe(job).optimiser.lr
+            self._results[job] = read_result(self.runs / job.name, job.arm, job.seed, lr, job.trial)
+        return self._results[job]
+
+    def chosen(self) -> dict[str, float | None]:
+        """The learning rate of each arm whose trials have all been made; None: that of its recipe."""
+        if not self.study.rates:
+            return dict.fromkeys(self.study.layers)
+        trials = self.study.trials()
+        waiting = {job.arm for job in trials if not self.settled(job)}
+        best: dict[str, tuple[float, float]] = {}
+        for job in trials:
+            if job.arm not in waiting and self.finished(job) and job.rate is not None:
+                tried = self.result(job).nats_per_token, job.rate
+                best[job.arm] = min(best.get(job.arm, tried), tried)
+        return {arm: rate for arm, (_, rate) in best.items()}
+
+    @property
+    def size(self) -> int:
+        """Runs of the whole study, trials included."""
+        return len(self.study.layers) * self._size_of_an_arm
+
+    @property
+    def _size_of_an_arm(self) -> int:
+        return len(self.study.seeds) + len(self.study.rates)
+
+    @property
+    def done(self) -> int:
+        """Runs that are finished."""
+        return sum(map(self.finished, self.jobs()))
+
+    def newest_step(self, job: Job) -> dict[str, Any] | None:
+        """The newest step on the record of a run."""
+        return next(reversed(RunFolder(self.runs / job.name).records("step")), None)
+
+    def seconds_left(self, begun: Mapping[Job, float]) -> float | None:
+        """What is left to do, by the time that finished runs of the same arm, or else of any, took.
+
+        `begun`: runs at work, with the share of them that is done. None where nothing is finished yet.
+        """
+        took: dict[str, list[float]] = {arm: [] for arm in self.study.layers}
+        for result in self.results():
+            took[result.arm].append(result.training_seconds + result.evaluation_seconds)
+        known = [seconds for arm in took.values() for seconds in arm]
+        if not known:
+            return None
+        mean = {arm: sum(times or known) / len(times or known) for arm, times in took.items()}
+        left = sum(mean[arm] * (self._size_of_an_arm - len(times)) for arm, times in took.items())
+        return left - sum(mean[job.arm] * share for job, share in begun.items())
+
+    def jobs(self) -> list[Job]:
+        """All that are known by now, in the order in which they are done."""
+        return [*self.study.trials(), *self.study.runs(self.chosen())]
+
+    def results(self) -> list[Result]:
+        return [self.result(job) for job in self.jobs() if self.finished(job)]
+
+    def write(self) -> Path:
+        """Writes what is finished in all forms; returns the path of the report."""
+        results = self.results()
+        lines = (json.dumps(result.as_numbers()) + "\n" for result in results)
+        with self._alone():
+            replace_file(self.path / "results.jsonl", "".join(lines).encode())
+            return write_report(self.study, results, self.path)
+
+    def missing(self) -> list[str]:
+        """Why what is not finished is not, a line each."""
+        lines = []
+        for job in self.jobs():
+            error = self.error(job)
+            if error and not self.settled(job):
+                lines.append(f"{job.name}: {error['message']}")
+        waiting = {job.arm for job in self.study.trials() if not self.settled(job)}
+        for arm in (arm for arm in self.study.layers if arm not in self.chosen()):
+            reason = (
+                "not all of its trials are finished" if arm in waiting else "the loss is finite at none of its rates"
+            )
+            lines.append(f"{arm}: no learning rate is chosen, for {reason}")
+        return lines
+
+    def status(self) -> str:
+        """What is done, what is missing, and what it will cost."""
+        rows: list[tuple[str, str]] = []
+        for job in self.jobs():
+            if self.finished(job):
+                result = self.result(job)
+                took = clock(result.training_seconds + result.evaluation_seconds)
+                state = f"finished: {result.nats_per_token:.4f} nats/token, {result.flops:.3g} FLOP, {took}"
+            elif error := self.error(job):
+                state = f"failed: {error['message']}"
+            elif step := self.newest_step(job):
+                state = f"begun: step {step['step']} of {step['steps']}"
+            else:
+                state = "missing"
+            rows.append((job.name, state))
+        chosen = self.chosen()
+        later = [arm for arm in self.study.layers if arm not in chosen]
+        rows += [(f"{arm}-lr...-seed{seed}", "missing, waits for trials") for seed in self.study.seeds for arm in later]
+        missing, left = self.size - self.done, self.seconds_left({})
+        cost = f"{missing} of {self.size} runs, {scaled(self.study.budget.amount)} {self.study.budget.unit} each"
+        if missing and self.study.budget.unit not in ("flops", "seconds"):
+            cost += f" ({', '.join(f'{arm} {self._price(arm)}' for arm in self.study.layers)})"
+        rows.append(("missing", cost + (f", about {clock(left)} one after another" if left else "")))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {state}" for name, state in rows)
+
+    def _price(self, arm: str) -> str:
+        """Of one run of an arm."""
+        recipe = self.study.recipe([*self.study.trials(), *self.study.runs({arm: None})][-1])
+        try:
+            run = Run(recipe, prepared(recipe))
+        except UserError as error:
+            return str(error)
+        return f"{run.flops(run.steps):.3g} FLOP"
+
+
+def _require_same_study(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    """More arms, seeds, rates or targets only add runs. Raises: UserError naming everything else that differs."""
+
+    def entries(study: dict[str, Any]) -> dict[str, Any]:
+        return {key: study[key] for key in study if key != "arms"} | {
+            f"arms.{a}": study["arms"][a] for a in study["arms"]
+        }
+
+    held, wanted, lines = entries(there), entries(asked), []
+    for key, value in held.items():
+        new = wanted.get(key)
+        if new is None and key.startswith("arms."):
+            lines.append(f"  {key}: an arm there, absent asked")
+        elif isinstance(value, dict) and isinstance(new, dict):
+            lines += [
+                f"  {key}.{part}: {value.get(part, 'absent')} there, {new.get(part, 'absent')} asked"
+                for part in value | new
+                if value.get(part) != new.get(part) and not part.startswith(MAY_DIFFER)
+            ]
+        elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new or [])):
+            lines.append(f"  {key}: {value} there, {new} asked")
+    if lines:
+        reason = "holds another study, to which only arms, seeds, rates and targets may be added; "
+        raise UserError("\n".join([f"{path}: {reason}use another --studies folder. It differs in", *lines]))

@@ -1,0 +1,347 @@
+"""A study as one page to open, and as a table for the terminal.
+
+The page is a single file: its charts are inside, it loads nothing, and follows the reader's light or dark colours. The
+table comes in two parts: what two equal studies have equal, and what depends on the clock of a machine.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tandem.comparison import charts
+from tandem.comparison.results import Point, Result
+from tandem.comparison.statistics import Sample, welch_lower
+from tandem.comparison.study import Study
+from tandem.comparison.summary import Summary, fixed, mean_curve, signed
+from tandem.comparison.table import COST, LIKELIHOOD, NONE, ONE_SEED, TIMED, corrected_p, plain, tabulate
+from tandem.training.display import clock, scaled, short
+from tandem.training.folder import replace_file
+
+TEMPLATE = Path(__file__).with_name("report.html")
+
+
+def write_report(study: Study, results: list[Result], folder: Path) -> Path:
+    """Writes report.html and table.txt into `folder`; returns the path of the page.
+
+    Raises: UserError where runs were scored on different documents, or scipy is missing.
+    """
+    summary = Summary.of(study, results)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "table.txt", plain(summary).encode())
+    page = folder / "report.html"
+    replace_file(page, _page(summary).encode())
+    return page
+
+
+def table(study: Study, results: list[Result]) -> str:
+    """The verdict and the main tables as plain text; up to the word "clock" a function of the results' likelihoods."""
+    return plain(Summary.of(study, results))
+
+
+def _page(summary: Summary) -> str:
+    study = summary.study
+    headline, reason = summary.verdict
+    sections = {
+        "Held-out likelihood": _likelihood(summary),
+        "Differences by seed": _by_seed(summary),
+        "On the way": _curves(summary),
+        "Spent to reach a loss": _targets(summary),
+        "Cost": _cost(summary) if summary.flat else "",
+        "By document": _by_document(summary),
+        "Learning rates": _trials(summary),
+        "Samples": _samples(summary),
+        "What was compared": _compared(summary),
+        "Machine and versions": _environments(summary),
+    }
+    return Template(TEMPLATE.read_text("utf-8")).substitute(
+        title=escape(study.title),
+        question=escape(study.question),
+        kind="won" if summary.judgement.winner else "open",
+        headline=escape(headline),
+        reason=escape(reason),
+        test=escape(summary.test),
+        facts="".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in _facts(summary)),
+        warnings=_notes(summary),
+        sections="".join(
+            f'<section><h2 id="{title.split()[0].lower()}-{place}">{escape(title)}</h2>{html}</section>'
+            for place, (title, html) in enumerate(sections.items())
+            if html
+        ),
+    )
+
+
+def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
+    study = summary.study
+    yield "arms", str(len(study.arms))
+    yield "seeds", ", ".join(map(str, study.seeds))
+    yield "budget of a run", f"{scaled(study.budget.amount)} {study.budget.unit}"
+    yield "texts", ", ".join(map(portable, study.texts))
+    yield "held out", f"{summary.documents:,} documents" if summary.documents else "none yet"
+
+
+def _notes(summary: Summary) -> str:
+    missing = [f"Missing: {'; '.join(summary.missing)}."] if summary.missing else []
+    return "".join(f'<p class="warning">{escape(note)}</p>' for note in [*missing, *summary.warnings])
+
+
+def _likelihood(summary: Summary) -> str:
+    if not summary.flat:
+        return ""
+    confidence = f"{100 * (1 - summary.study.level):g} %"
+    note = (
+        "Lower is better; ± is the standard deviation between seeds, the interval of the mean Student's. "
+        f"Differences to {summary.study.baseline} are paired; p is Holm's over the arms. "
+        f"Every interval has a confidence of {confidence} by itself."
+    )
+    if any(difference.seeds == 1 for difference in summary.judgement.to_baseline.values()):
+        note += f"{ONE_SEED} One seed: the interval of these two networks, over documents alone."
+    return _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True) + _note(note) + _unpaired(summary)
+
+
+def _unpaired(summary: Summary) -> str:
+    """Welch's test, as papers print it."""
+    samples = {arm: Sample.of([r.nats_per_token for r in found]) for arm, found in summary.runs.items() if found}
+    base = samples.pop(summary.study.baseline, None)
+    if base is None:
+        return ""
+    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
+    for arm, sample in samples.items():
+        if min(sample.n, base.n) > 1 and sample.deviation + base.deviation > 0:
+            t, freedom, p = welch_lower(sample, base)
+            rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
+    if len(rows) == 1:
+        return ""
+    summed = f"Unpaired, as papers print it: Welch's test that an arm is lower than {summary.study.baseline}"
+    return f"<details><summary>{escape(summed)}</summary>{_html_table(rows, summary)}</details>"
+
+
+def _by_seed(summary: Summary) -> str:
+    baseline, rows = summary.study.baseline, []
+    for arm, difference in summary.judgement.to_baseline.items():
+        seeds = [r.seed for r in summary.runs[arm] if r.seed in {b.seed for b in summary.runs[baseline]}]
+        low, high = difference.interval(summary.study.level)
+        text = f"{signed(difference.mean)}, {_p_words(corrected_p(summary, arm))}"
+        dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
+        rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))
+    rows = [row for row in rows if math.isfinite(row.mean)]
+    if not rows:
+        return ""
+    label = f"nats per token less those of {baseline} (left of zero: better)"
+    note = "A dot is a seed, the upright bar their mean, the line its interval (of one seed, over documents alone)."
+    return f'<div class="chart wide">{charts.dot_chart(rows, label)}</div>' + _note(note)
+
+
+def _p_words(p: str) -> str:
+    return "one seed" if p == NONE else f"p {p}" if p.startswith("<") else f"p = {p}"
+
+
+Axis = Callable[[Point], float]
+AXES: dict[str, tuple[str, Axis]] = {  # by unit of budgets
+    "tokens": ("tokens", lambda point: point.tokens),
+    "flops": ("training FLOPs", lambda point: point.flops),
+    "seconds": ("seconds of training", lambda point: point.seconds),
+}
+
+
+def _curves(summary: Summary) -> str:
+    drawn = [charts.line_chart(_losses(summary, x), label, "nats per token") for label, x in AXES.values()]
+    if not all(drawn):
+        return ""
+    label, x = AXES.get(summary.study.budget.unit, AXES["tokens"])
+    gaps = _gaps(summary, x)
+    drawn += [charts.line_chart(gaps, label, "difference")] if gaps else []
+    heads = [f"loss against {label}" for label, _ in AXES.values()]
+    heads.append(f"difference to {summary.study.baseline} at equal {label}")
+    figures = "".join(
+        f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in zip(heads, drawn, strict=False)
+    )
+    note = (
+        "Held-out nats per token: thick the mean of an arm, thin its seeds. Before the end over part of the documents."
+    )
+    return _legend(summary) + f'<div class="grid-of-charts">{figures}</div>' + _note(note)
+
+
+def _losses(summary: Summary, x: Axis) -> list[charts.Line]:
+    def along(curve: Iterable[Point]) -> list[tuple[float, float]]:
+        return [(x(point), point.nats_per_token) for point in curve]
+
+    return [
+        charts.Line(arm, _place(summary, arm), along(mean_curve(found)), [along(result.curve) for result in found])
+        for arm, found in summary.runs.items()
+        if found
+    ]
+
+
+def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
+    """Held-out loss less that of the baseline under the same seed, which is read off its curve at the same x."""
+    base = {result.seed: result.curve for result in summary.runs[summary.study.baseline] if result.curve}
+    lines = []
+    for arm in (arm for arm in summary.judgement.to_baseline):
+        runs = []
+        for result in (result for result in summary.runs[arm] if result.seed in base):
+            xs, ys = zip(*((x(point), point.nats_per_token) for point in base[result.seed]), strict=True)
+            shared = [point for point in result.curve if xs[0] <= x(point) <= xs[-1]]
+            at = np.interp(np.log([x(point) for point in shared]), np.log(xs), ys)
+            runs.append([(x(p), p.nats_per_token - float(y)) for p, y in zip(shared, at, strict=True)])
+        mean = [tuple(np.mean(points, 0).tolist()) for points in zip(*runs, strict=False)]
+        lines.append(charts.Line(arm, _place(summary, arm), mean, runs))
+    return [line for line in lines if line.mean]
+
+
+def _cost(summary: Summary) -> str:
+    tables = _html_table(tabulate(summary, COST), summary) + _html_table(tabulate(summary, TIMED), summary)
+    return tables + _note("Means over seeds. Cache and speed of decoding: one text at a time, after a prompt.")
+
+
+def _targets(summary: Summary) -> str:
+    html = ""
+    for loss in summary.targets:
+        rows = [["arm", "tokens", "training FLOPs", "training time"]]
+        base, _ = summary.spent(summary.study.baseline, loss)
+        for arm, found in summary.runs.items():
+            spent, reached = summary.spent(arm, loss)
+            if spent is None:
+                rows.append(
+                    [arm, f"not reached ({reached} of {len(found)} seeds did)" if reached else "not reached", "", ""]
+                )
+                continue
+            shown = [scaled(spent.tokens), scaled(spent.flops), clock(spent.seconds)]
+            ratios = [own / of if of else math.nan for own, of in zip(spent, base or (0, 0, 0), strict=True)]
+            cells = zip(shown, ratios, strict=True)
+            rows.append([arm, *(f"{cell}  ({ratio:.2f} ×)" if ratio > 0 else cell for cell, ratio in cells)])
+        html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)
+    if not html:
+        return ""
+    return html + _note(f"Mean over seeds, interpolated on the held-out curve; × is against {summary.study.baseline}.")
+
+
+def _by_document(summary: Summary) -> str:
+    html, baseline = "", summary.study.baseline
+    for arm, difference in summary.judgement.to_baseline.items():
+        values, place = difference.by_document, _place(summary, arm)
+        chart = charts.histogram(values, place, f"nats per token less those of {baseline}")
+        if chart:
+            share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of documents"
+            head = f'<h3><span class="key arm-{place}"></span>{escape(arm)}</h3><p>{escape(share)}</p>'
+            html += f'<div class="chart">{head}{chart}</div>'
+    note = (
+        "Every document counts once here, the difference above weighs them by their tokens. The ends hold all beyond."
+    )
+    return f'<div class="grid-of-charts">{html}</div>' + _note(note) if html else ""
+
+
+def _trials(summary: Summary) -> str:
+    rates = sorted(summary.study.rates)
+    if not rates:
+        return ""
+    rows = [["arm", *map(short, rates), "spread"]]
+    for arm in summary.study.arms:
+        losses = summary.trial_losses(arm)
+        best = min(losses.values(), default=math.nan)
+        cells = [f"{fixed(losses[r])}{' ★' if losses[r] == best else ''}" if r in losses else NONE for r in rates]
+        spread = fixed(max(losses.values()) - best) if losses else NONE
+        rows.append([arm, *cells, spread])
+    note = (
+        "Nats per token of the trials, on documents that the comparison leaves out. ★ marks the rate that an arm took."
+    )
+    return _html_table(rows, summary) + _note(note)
+
+
+def _samples(summary: Summary) -> str:
+    first = {arm: found[0] for arm, found in summary.runs.items() if found}
+    prompts = dict.fromkeys(prompt for result in first.values() for prompt, _ in result.samples)
+    html = ""
+    for prompt in prompts:
+        html += f'<h3 class="prompt">{escape(prompt)}</h3><div class="samples">'
+        for arm, result in first.items():
+            text = next((text for asked, text in result.samples if asked == prompt), None)
+            if text is not None:
+                key = f'<span class="key arm-{_place(summary, arm)}"></span>'
+                html += f"<figure><figcaption>{key}{escape(arm)}</figcaption><p>…{escape(text)}</p></figure>"
+        html += "</div>"
+    return html + _note("Of the first seed of each arm.") if html else ""
+
+
+def _compared(summary: Summary) -> str:
+    arms = summary.study.arms
+    keys = list(dict.fromkeys(key for changes in arms.values() for key in changes))
+    rows = [["arm", *keys], *([arm, *(_value(changes.get(key)) for key in keys)] for arm, changes in arms.items())]
+    shared = _shared(summary.flat)
+    html = _html_table(rows, summary) if keys else _note("No setting differs between the arms.")
+    if shared:
+        inner = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in shared.items())
+        html += f'<details><summary>Shared settings</summary><table class="list">{inner}</table></details>'
+    return html
+
+
+def _shared(runs: Iterable[Result]) -> dict[str, str]:
+    """Settings that are equal in all runs, from their recipes as far as they lie there."""
+    files = [file for run in runs if (file := run.folder / "recipe.yaml").is_file()]
+    flat = [dict(_flat(yaml.safe_load(file.read_text("utf-8")))) for file in files]
+    own = ("seed", "corpus.texts", "corpus.folder")
+    return {
+        key: _value(value)
+        for key, value in (flat[0] if flat else {}).items()
+        if key not in own and not key.startswith(("log.", "checkpoint.")) and all(f.get(key) == value for f in flat)
+    }
+
+
+def _flat(tree: Any, above: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        for key, inner in tree.items():
+            yield from _flat(inner, f"{above}.{key}".lstrip("."))
+    else:
+        yield above, tree
+
+
+def _environments(summary: Summary) -> str:
+    rows = [(key, "; ".join(portable(value) for value in values)) for key, values in summary.environments.items()]
+    inner = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows if value)
+    return f'<table class="list">{inner}</table>' if inner else ""
+
+
+# Pieces -------------------------------------------------------------------------------------------------------------
+
+
+def portable(text: str) -> str:
+    """Without the folders of this machine: the name alone of what looks like a path from its root or home."""
+    return text.replace("\\", "/").rstrip("/").rpartition("/")[2] if text[:1] in "/~" or text[1:3] == ":\\" else text
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NONE if value is None else portable(str(value))
+
+
+def _place(summary: Summary, arm: str) -> int:
+    """Which of the eight colours an arm has."""
+    return list(summary.study.arms).index(arm) % 8
+
+
+def _legend(summary: Summary) -> str:
+    keys = (f'<span><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</span>' for arm in summary.runs)
+    return f'<p class="legend">{"".join(keys)}</p>'
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:
+    """The first row is the head, the first column are arms; the winner stands out where asked."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    body = ""
+    for arm, *cells in rows[1:]:
+        kind = ' class="winner"' if mark and arm == summary.judgement.winner else ""
+        name = f'<th scope="row"><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</th>'
+        body += f"<tr{kind}>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,219 @@
+"""Doing what a study still lacks, by as many processes and machines as there are.
+
+Nothing is remembered but by the folders of the runs. Whoever types `tandem compare shapes` looks at them, locks a run
+that is neither finished nor locked, and trains it in a process of its own: `tandem train`, which goes on where an
+earlier one stopped. So a study that was interrupted goes on, and several commands on one folder, those of a Slurm array
+say, share the work; the lock of a process that dies dies with it. The runs of an arm wait for its trials.
+
+A process of its own for every run costs a few seconds and keeps runs apart: no run inherits another's compiled code,
+memory or crash, and the number of threads can be set before torch is loaded.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+import tandem
+from tandem.comparison.folder import StudyFolder
+from tandem.comparison.report import table
+from tandem.comparison.study import Job, Study
+from tandem.recipe import UserError
+from tandem.training.display import clock
+from tandem.training.folder import LOCK, lock, replace_file
+from tandem.training.health import NotFinite, Stopped, StopRequest
+
+PAUSE = 0.2
+"""Seconds between looks at the processes."""
+GRACE = 10.0
+"""Seconds in which a process whose command was killed has saved itself and let go of its run."""
+
+
+class Failed(UserError):
+    """Some runs of a study have failed; all else is done."""
+
+
+class StudyStopped(Stopped):
+    """The study was asked to stop, and every run has saved itself."""
+
+    def __init__(self, finished: int, runs: int, signal_number: int):
+        super().__init__(0, signal_number)
+        self.args = (f"stopped with {finished} of {runs} runs finished",)
+
+
+def compare(study: Study, path: Path, processes: int = 1, console: Console | None = None) -> None:
+    """Does what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
+
+    Raises: UserError where the folder holds another study; Failed, after all else is done; StudyStopped.
+    """
+    folder, terminal = StudyFolder(study, path), console or Console(highlight=False)
+    folder.open()
+    if elsewhere := _work(folder, processes, terminal):
+        names = ", ".join(job.name for job in elsewhere)
+        _say(terminal, "elsewhere", f"{names}: in training by other commands; the last one writes the report")
+        return
+    page = folder.write()
+    terminal.print(table(study, folder.results()), markup=False, soft_wrap=True)
+    _say(terminal, "report", page)
+    if missing := folder.missing():
+        raise Failed("\n".join([*missing, "the report is without these; the same command tries them again"]))
+
+
+def _work(folder: StudyFolder, processes: int, terminal: Console) -> list[Job]:
+    """Trains until nothing is left to train here; returns the runs that other commands are training."""
+    began = worked = time.time()
+    running: list[Training] = []
+    with StopRequest() as stop, Progress(folder, processes, terminal) as progress:
+        try:
+            while True:
+                for training in [t for t in running if t.process.poll() is not None]:
+                    training.close()
+                    running.remove(training)
+                if stop.signal_number is not None:
+                    raise StudyStopped(folder.done, folder.size, stop.signal_number)
+                elsewhere: list[Job] = []
+                for job in _left(folder, began, [training.job for training in running]):
+                    if len(running) == processes:
+                        break
+                    if claimed := _claim(folder, job):
+                        progress.say_start(job, len(running))
+                        running.append(Training(folder, job, claimed, processes))
+                    else:
+                        elsewhere.append(job)
+                now = time.time()
+                worked = now if running or any(job.trial for job in elsewhere) else worked
+                if not running and (not elsewhere or now - worked > GRACE):
+                    return elsewhere
+                progress.show([training.job for training in running])
+                time.sleep(PAUSE)
+        finally:
+            for training in running:
+                training.process.send_signal(signal.SIGTERM)
+            for training in running:
+                training.process.wait()
+
+
+def _left(folder: StudyFolder, began: float, here: list[Job]) -> list[Job]:
+    """Runs that are not finished, not at work `here`, and have not failed since this command began."""
+    errors = {job: folder.error(job) for job in folder.jobs() if not folder.settled(job) and job not in here}
+    return [job for job, error in errors.items() if error is None or error["time"] < began]
+
+
+def _claim(folder: StudyFolder, job: Job) -> TextIO | None:
+    """The lock of a run, held before its process has started; None where somebody else trains it, or just has."""
+    claimed = lock(folder.processes / f"{job.name}.lock")
+    if claimed is None:
+        return None
+    training = None
+    if (folder.runs / job.name).exists():  # a process that outlived its command holds the lock in there alone
+        training = lock(folder.runs / job.name / LOCK)
+        if training is None or folder.settled(job):
+            claimed.close()
+            claimed = None
+    if training is not None:
+        training.close()
+    return claimed
+
+
+class Training:
+    """A process that trains one run, as `tandem train` on its recipe does."""
+
+    def __init__(self, folder: StudyFolder, job: Job, claimed: TextIO, processes: int):
+        self.job, self.claimed = job, claimed
+        self.error_file = folder.processes / f"{job.name}.error.json"
+        recipe = folder.processes / f"{job.name}.yaml"
+        replace_file(recipe, folder.study.recipe(job).to_yaml().encode())
+        code = [str(Path(tandem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # this one, installed or not
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, code))}
+        if processes > 1:
+            environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+        self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115
+        with open(folder.processes / f"{job.name}.out", "w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tandem", "train", recipe, "--run", job.name, "--runs", folder.runs],
+                stdin=subprocess.DEVNULL,
+                stdout=output if processes > 1 else None,
+                stderr=self.errors,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the command alone, which passes it on once
+                preexec_fn=_end_with_parent,
+            )
+
+    def close(self) -> None:
+        """Lets go of a run whose process has ended, and keeps why, where it failed."""
+        code = self.process.returncode
+        if code:
+            self.errors.seek(0)
+            said = self.errors.read().strip() or f"its process ended with {signal_name(code)}"
+            error = {"message": said, "diverged": code == NotFinite.exit_code, "time": time.time()}
+            replace_file(self.error_file, json.dumps(error, indent=1).encode())
+        self.errors.close()
+        self.claimed.close()
+
+
+def signal_name(code: int) -> str:
+    """The exit code of a process, in words."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _end_with_parent() -> None:
+    """In a new process: asks Linux to stop it as a signal would when the command that started it dies."""
+    parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+
+
+class Progress:
+    """Which runs are at work, how many are finished, and how long the rest will take."""
+
+    def __init__(self, folder: StudyFolder, processes: int, terminal: Console):
+        self.folder, self.processes, self.terminal = folder, processes, terminal
+        watched = processes > 1 and terminal.is_terminal
+        self.live = Live(console=terminal, auto_refresh=False, transient=True) if watched else None
+        self.shown_at = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def say_start(self, job: Job, running: int) -> None:
+        number = self.folder.done + running + 1
+        _say(self.terminal, "study", f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}")
+
+    def show(self, running: list[Job]) -> None:
+        """One process shows itself; of several, a line each stands and changes, or is printed now and then."""
+        if self.processes == 1 or time.monotonic() - self.shown_at < (1 if self.live else 30):
+            return
+        self.shown_at = time.monotonic()
+        lines, begun = [], {}
+        for job in running:
+            if step := self.folder.newest_step(job):
+                begun[job] = step["step"] / step["steps"]
+                loss = next(iter(step["terms"].values()))
+                lines.append(f"{job.name:<24} step {step['step']}/{step['steps']}  loss {loss:.3f}")
+            else:
+                lines.append(f"{job.name:<24} starting")
+        lines.insert(0, f"{self.folder.done} of {self.folder.size} runs finished{self._time_left(begun)}")
+        if self.live:
+            self.live.start()
+            self.live.update("\n".join(lines), refresh=True)
+        else:
+            _say(self.terminal, "study", "; ".join(" ".join(line.split()) for line in lines))
+
+    def _time_left(self, begun: dict[Job, float]) -> str:
+        left = self.folder.seconds_left(begun)
+        return f", about {clock(left / self.processes)} left" if left and left > 0 else ""
+
+
+def _say(terminal: Console, title: str, text: Any) -> None:
+    terminal.print(f"{title:<11} {text}", markup=False, soft_wrap=True)

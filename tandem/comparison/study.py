@@ -1,0 +1,342 @@
+"""What a study is: arms, and what is the same for all of them.
+
+    title: Deep or wide at equal FLOPs
+    question: Which shape of one million parameters learns more from the same FLOPs?
+    recipe: decoder/1m                              # what the arms share: a recipe,
+    overrides: {batch.rows: 16}                     # and what lies on top of it
+    arms:
+      deep: {network.depth: 8, network.width: 112}
+      wide: {network.depth: 4, network.width: 160}
+      other: {recipe: decoder/tiny}                 # an arm may be another recipe
+    baseline: deep
+    seeds: [1, 2, 3]
+    budget: 1.2e13 flops                            # of each run; or  together: 8 minutes  for all of them
+    rates: [1e-3, 2e-3, 4e-3]                       # every arm gets the same trials
+
+Every run of a study is a recipe (tandem/recipe): that of its arm under the study's overrides, with the seed, the budget
+and the learning rate that the study gives. Mistakes are told like those of recipes, all at once, with their lines.
+
+With `rates`, every arm is first tried at each of them, on one seed that the comparison does not use, and its best is
+taken. The trials are judged on one half of the held-out documents, the arms on the other: what was chosen by a document
+must not be measured on it.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from tandem.recipe import (
+    SECTIONS,
+    Budget,
+    Recipe,
+    Settings,
+    UserError,
+    did_you_mean,
+    parse_budget,
+    recipes,
+)
+from tandem.recipe.document import (
+    DEFAULT,
+    DERIVED,
+    Node,
+    Origin,
+    Problems,
+    find,
+    read_chain,
+    read_overrides,
+    shown,
+    to_yaml,
+)
+from tandem.recipe.options import read_options
+from tandem.recipe.resolve import resolve
+
+RATE = "optimiser.lr"
+POINTS = 20
+"""Of the curve of each run, where its recipe says nothing."""
+
+
+class Keys(Settings):
+    """What the file of a study says."""
+
+    title: str
+    """What the study is called, in a few words."""
+    question: str
+    """What it asks, in a sentence."""
+    recipe: str
+    """Name or path of the recipe that the arms share."""
+    overrides: dict[str, Any] = {}
+    """On top of the recipe, for every arm."""
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    """What each arm changes, by its name; `recipe` starts from another one."""
+    baseline: str
+    """The arm with which the others are compared."""
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    """Every arm is trained once with each."""
+    budget: str | None = None
+    """What each run may spend, such as 2e6 tokens; the same for every arm."""
+    together: str | None = None
+    """What all runs may spend together, trials included, in equal shares; in place of `budget`."""
+    rates: list[Annotated[float, Field(gt=0)]] = []
+    """Peak learning rates that every arm tries; none: that of its recipe."""
+    tuning_seed: int = Field(1000, ge=0)
+    """The seed of the trials."""
+    level: float = Field(0.05, gt=0, lt=1)
+    """Probability at which a difference that is none may be called one."""
+    targets: list[float] = []
+    """Losses in nats per token; the report tells what each arm spent to reach them."""
+
+    @field_validator("budget", "together")
+    @classmethod
+    def _canonical(cls, text: str | None) -> str | None:
+        return text and str(parse_budget(text))
+
+
+class Job(NamedTuple):
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    rate: float | None
+    """Learning rate; None: that of the recipe."""
+    trial: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its folder. The rate is part of it: a rate added later may turn out to be the best."""
+        rate = f"-lr{self.rate!r}" if self.rate else ""
+        return f"{self.arm}{rate}" if self.trial else f"{self.arm}{rate}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, resolved: whatever run it comes to has a recipe without a mistake."""
+
+    name: str
+    keys: Keys
+    budget: Budget
+    """Of each run."""
+    layers: dict[str, list[Node]]
+    """What the recipe of each arm is made of, the most general first."""
+
+    title = property(lambda self: self.keys.title)
+    question = property(lambda self: self.keys.question)
+    baseline = property(lambda self: self.keys.baseline)
+    seeds = property(lambda self: self.keys.seeds)
+    rates = property(lambda self: self.keys.rates)
+    level = property(lambda self: self.keys.level)
+    targets = property(lambda self: self.keys.targets)
+
+    @functools.cached_property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """By arm, in order: dotted key -> value of what is not the same in all of them."""
+        every = self._values_by_arm()
+        keys = list(dict.fromkeys(key for values in every.values() for key in values))
+        first, *others = every.values()
+        same = {key for key in keys if key in first and all(o.get(key, ...) == first[key] for o in others)}
+        return {arm: {k: values[k] for k in keys if k in values and k not in same} for arm, values in every.items()}
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """Names of the training texts, without what only this machine knows of where they lie."""
+        texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")
+        return [_portable(text) for text in ([texts] if isinstance(texts, str) else texts)]
+
+    def trials(self) -> list[Job]:
+        """Rate by rate, so that no arm is ahead of the others."""
+        return [Job(arm, self.keys.tuning_seed, rate, True) for rate in self.rates for arm in self.layers]
+
+    def runs(self, chosen: Mapping[str, float | None]) -> list[Job]:
+        """Those that are compared, seed by seed, of the arms whose rate is `chosen` (None: that of the recipe)."""
+        return [Job(arm, seed, chosen[arm], False) for seed in self.seeds for arm in self.layers if arm in chosen]
+
+    def recipe(self, job: Job) -> Recipe:
+        """All that a run is. Raises: UserError for each mistake in the recipe of its arm."""
+        rate = {"optimiser": {"lr": job.rate}} if job.rate else {}
+        split = ("tuning" if job.trial else "comparison") if self.rates else "all"
+        given = {"seed": job.seed, "budget": str(self.budget), "evaluation": {"split": split}, **rate}
+        layers = self.layers[job.arm]
+        curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)
+        return resolve([curve, *layers, _node(given, DERIVED)], layers[-1].origin, Problems())
+
+    def to_yaml(self) -> str:
+        """All that decides results."""
+        own = self.keys.model_dump(mode="json", exclude={"recipe", "overrides", "arms"})
+        return to_yaml({**own, "budget": str(self.budget), "arms": self._values_by_arm()})
+
+    def _any_rate(self) -> dict[str, float | None]:
+        return dict.fromkeys(self.layers, self.rates[0] if self.rates else None)
+
+    def _values_by_arm(self) -> dict[str, dict[str, Any]]:
+        """Dotted key -> value of each arm's recipe, but for what the study gives to its runs."""
+        given = {"seed", "budget", *([RATE] if self.rates else [])}
+        recipes = {job.arm: self.recipe(job) for job in reversed(self.runs(self._any_rate()))}
+        return {arm: {k: recipes[arm].value(k) for k in recipes[arm].origins if k not in given} for arm in self.layers}
+
+
+def load_study(reference: str, overrides: Iterable[str] = ()) -> Study:
+    """Reads a study and the recipes of all its arms.
+
+    Args:
+        reference: a path, or a name such as shapes (studies/shapes among the recipes).
+        overrides: KEY=VALUE; a key of the study, or `section.key` of a recipe, which then holds for every arm.
+    Raises: UserError with one line for each problem.
+    """
+    problems = Problems()
+    path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)
+    layers = read_chain(str(path), problems)
+    asked = _aimed(read_overrides(overrides, problems))
+    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*layers, asked], Node({}, DEFAULT))
+    tree = Node(tree.value, layers[-1].origin)
+    keys = read_options(Keys, "", "a study", _without_recipes(tree), problems)
+    if isinstance(keys, Keys):
+        for place, reason in _contradictions(keys, tree):
+            problems.add(_at(tree, place).origin, f"{'.'.join(place)}{reason}")
+    problems.raise_any()
+    assert isinstance(keys, Keys)
+    study = Study(path.stem, keys, _share(keys), _read_arms(tree, path.parent, problems))
+    problems.raise_any()
+    _require_one_text(study)
+    return study
+
+
+def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(place in the file, what is wrong there), where each value alone would do."""
+    if (keys.budget is None) == (keys.together is None):
+        yield (
+            (),
+            "budget: required: what each run may spend, such as 2e6 tokens; or together: what all may; one of them",
+        )
+    if keys.baseline not in keys.arms:
+        near = did_you_mean(keys.baseline, keys.arms)
+        yield ("baseline",), f" = {shown(keys.baseline)}: no such arm; {near}arms: {', '.join(keys.arms)}"
+    for key in ("seeds", "rates", "targets"):
+        values = getattr(keys, key)
+        if len(set(values)) < len(values):
+            yield (key,), f" = {shown(values)}: one is written twice"
+    if len(keys.rates) == 1:
+        yield ("rates",), f" = {keys.rates}: one is no choice; give several, or {RATE} in overrides"
+    if keys.rates and keys.tuning_seed in keys.seeds:
+        yield (
+            ("seeds",),
+            f" = {keys.seeds}: {keys.tuning_seed} is the seed of the trials; take others, or another tuning_seed",
+        )
+    places = [("overrides",), *(("arms", arm) for arm in keys.arms)]
+    for place in places:
+        for key in ("seed", "budget", *([RATE] if keys.rates and len(place) > 1 else [])):
+            if _at(tree, (*place, *key.split("."))) is not tree:
+                yield (*place, *key.split(".")), ": the study gives it to every arm alike"
+    for arm in keys.arms:
+        if not re.fullmatch(r"[\w+-]+", arm):
+            yield ("arms", arm), ": must be a name of letters, digits, _, + and -, for folders are called after it"
+
+
+def _share(keys: Keys) -> Budget:
+    """The budget of one run."""
+    if keys.budget:
+        return parse_budget(keys.budget)
+    together = parse_budget(keys.together or "")
+    share = together.amount / (len(keys.arms) * (len(keys.seeds) + len(keys.rates)))
+    return Budget(share if together.unit in ("seconds", "flops") else float(int(share)), together.unit)
+
+
+def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[Node]]:
+    """The files behind each arm, what all arms change, and what it changes itself."""
+    layers: dict[str, list[Node]] = {}
+    for arm, changes in tree.value["arms"].value.items():
+        based = changes.value.pop("recipe", tree.value["recipe"])
+        try:
+            files = read_chain(str(find(str(based.value), beside)), problems)
+            layers[arm] = [*files, tree.value.get("overrides", Node({}, tree.origin)), changes]
+        except UserError as error:
+            problems.add(based.origin, f"recipe = {error}")
+    return layers
+
+
+def _require_one_text(study: Study) -> None:
+    """Every arm reads the same text and is judged on the same documents. Raises: UserError, of all recipes at once."""
+    lines: dict[str, None] = {}
+    recipes: dict[str, Recipe] = {}
+    for job in study.runs(study._any_rate()):
+        try:
+            recipes.setdefault(job.arm, study.recipe(job))
+        except UserError as error:
+            lines |= dict.fromkeys(str(error).splitlines())  # what the arms share is told once
+    (first, one), *others = recipes.items() or [("", Recipe())]
+    for arm, recipe in others:
+        for key in (key for key in recipe.origins if key.startswith("corpus.") or key == "evaluation.documents"):
+            if recipe.value(key) != one.value(key):
+                told = f"{shown(recipe.value(key))} in arm {arm}, {shown(one.value(key))} in {first}"
+                lines[
+                    f"{recipe.origins[key]}  {key} = {told}: must be the same, or the losses are of different texts"
+                ] = None
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+# The file as a tree ----------------------------------------------------------------------------------------------
+
+
+def _aimed(asked: Node) -> Node:
+    """Overrides of a recipe's sections are meant for every arm."""
+    sections = {key: node for key, node in asked.value.items() if key in SECTIONS}
+    own = Node({key: node for key, node in asked.value.items() if key not in SECTIONS}, asked.origin)
+    return Node({"overrides": Node(sections, asked.origin)}, asked.origin).over(own) if sections else own
+
+
+def _unfolded(tree: Node) -> Node:
+    """Dotted keys of a recipe as mappings in each other: `network.depth: 8` as `network: {depth: 8}`."""
+
+    def unfold(node: Node) -> Node:
+        if not isinstance(node.value, dict):
+            return Node({}, node.origin) if node.value is None else node  # an arm that changes nothing
+        layers = [_node(inner, inner.origin, key.split(".")) for key, inner in node.value.items()]
+        return Node(
+            functools.reduce(lambda base, top: top.over(base), layers, Node({}, node.origin)).value, node.origin
+        )
+
+    values = dict(tree.value)
+    if "overrides" in values:
+        values["overrides"] = unfold(values["overrides"])
+    if isinstance((arms := values.get("arms", tree)).value, dict) and "arms" in values:
+        values["arms"] = Node({arm: unfold(node) for arm, node in arms.value.items()}, arms.origin)
+    return Node(values, tree.origin)
+
+
+def _without_recipes(tree: Node) -> Node:
+    """The study's own keys: the parts of recipes in it are read with the recipe of each arm."""
+
+    def hollow(node: Node, depth: int) -> Node:
+        if not isinstance(node.value, dict):
+            return node
+        return Node({key: hollow(inner, depth - 1) for key, inner in node.value.items()} if depth else {}, node.origin)
+
+    depths = {"overrides": 0, "arms": 1}
+    return Node({k: hollow(node, depths[k]) if k in depths else node for k, node in tree.value.items()}, tree.origin)
+
+
+def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
+    """Plain values, or a node, as a tree under the keys `above`."""
+    if isinstance(value, dict):
+        value = Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
+    node = value if isinstance(value, Node) else Node(value, origin)
+    return functools.reduce(lambda inner, key: Node({key: inner}, origin), reversed([*above]), node)
+
+
+def _at(tree: Node, place: Iterable[str]) -> Node:
+    """What stands at a place; the tree itself where there is nothing."""
+    node: Node | None = tree
+    for part in place:
+        node = node and node.at(part)
+    return node or tree
+
+
+def _portable(text: str) -> str:
+    """`${DATA}/corpus/*.txt` as corpus/*.txt; of another absolute path its last part."""
+    rest = re.sub(r"^\$\{\w+\}/?", "", text)
+    return Path(rest).name if os.path.isabs(rest) else rest

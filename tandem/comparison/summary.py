@@ -1,0 +1,260 @@
+"""What a study found, as numbers: what its page (report.py) and its table show, worked out once.
+
+Means are over the seeds of an arm, spreads are standard deviations between seeds. Only runs that the study plans count;
+trials are kept apart. What a run spent before it reached a loss is read off its held-out curve, by straight lines.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tandem.comparison.results import Point, Result
+from tandem.comparison.statistics import POWER, Judgement, Sample, judge
+from tandem.comparison.study import Study
+from tandem.recipe import UserError
+
+KEEP_APART = ("tandem", "commit", "python", "torch", "numpy", "platform", "cpu", "cores", "gpus", "threads")
+"""Of a process's environment: what may change numbers. Nothing else of it is shown: paths and commands are its own."""
+
+
+class Spent(NamedTuple):
+    """Until a loss was reached."""
+
+    tokens: float
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A study and its results; `runs` and `trials` hold an entry for every arm."""
+
+    study: Study
+    runs: dict[str, list[Result]]
+    """By arm, in the order of the seeds."""
+    trials: dict[str, list[Result]]
+
+    @classmethod
+    def of(cls, study: Study, results: Sequence[Result]) -> "Summary":
+        """Raises: UserError where runs were scored on different documents."""
+        order = {seed: place for place, seed in enumerate(study.seeds)}
+        runs = {arm: [r for r in results if r.arm == arm and r.seed in order and not r.trial] for arm in study.arms}
+        trials = {arm: [r for r in results if r.arm == arm and r.trial] for arm in study.arms}
+        for found in runs.values():
+            found.sort(key=lambda result: order[result.seed])
+        flat = [result for found in runs.values() for result in found]
+        for result in flat:
+            for of in (lambda r: r.documents, lambda r: r.document_tokens):
+                if not np.array_equal(of(result), of(flat[0])):
+                    raise UserError(
+                        f"{result.folder.name} and {flat[0].folder.name} were scored on different documents; "
+                        "delete one of these runs, and the study makes it again"
+                    )
+        return cls(study, runs, trials)
+
+    @property
+    def flat(self) -> list[Result]:
+        """All runs that are compared."""
+        return [result for found in self.runs.values() for result in found]
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        nats = {arm: {result.seed: result.nats for result in found} for arm, found in self.runs.items()}
+        tokens = self.flat[0].document_tokens if self.flat else np.zeros(0)
+        return judge(nats, tokens, self.study.baseline, self.study.seeds, self.study.level)
+
+    @property
+    def documents(self) -> int:
+        return len(self.flat[0].documents) if self.flat else 0
+
+    def sample(self, arm: str, of: Callable[[Result], float]) -> Sample:
+        """Mean, spread and number of what `of` tells of each run; there must be one."""
+        return Sample.of([of(result) for result in self.runs[arm]])
+
+    # Spent until a loss was reached -------------------------------------------------------------------------------
+
+    @cached_property
+    def targets(self) -> list[float]:
+        """Losses, from the highest: those of the study; else the one that every run reaches, and one or two before."""
+        if self.study.targets:
+            return sorted(self.study.targets, reverse=True)
+        curves = [result.curve for result in self.flat if result.curve]
+        if not curves:
+            return []
+        reached = _rounded_up(max(min(point.nats_per_token for point in curve) for curve in curves), 2)
+        start = min(curve[0].nats_per_token for curve in curves)
+        run = next((r.curve for r in self.runs[self.study.baseline] if r.curve), curves[0])
+        tokens, nats = [point.tokens for point in run], [point.nats_per_token for point in run]
+        early = (_rounded_up(float(np.interp(share * run[-1].tokens, tokens, nats)), 1) for share in (0.25, 0.5))
+        return sorted({reached, *(loss for loss in early if reached < loss < start)}, reverse=True)
+
+    def spent(self, arm: str, loss: float) -> tuple[Spent | None, int]:
+        """Mean over the runs of an arm, None unless all of them reach `loss`; and how many do."""
+        found = [spent for result in self.runs[arm] if (spent := spent_until(result.curve, loss)) is not None]
+        every = len(found) == len(self.runs[arm]) > 0
+        return Spent(*np.mean(found, 0).tolist()) if every else None, len(found)
+
+    # Trials -------------------------------------------------------------------------------------------------------
+
+    def trial_losses(self, arm: str) -> dict[float, float]:
+        """Learning rate -> nats per token of its trials, of those made."""
+        by_rate = {rate: [r.nats_per_token for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates}
+        return {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
+
+    # What a reader must know --------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> list[str]:
+        runs = [f"{arm}, seed {seed}" for arm, seed in self.judgement.missing]
+        return [
+            f"{arm}, trial at {rate:g}"
+            for arm in self.study.arms
+            for rate in self.study.rates
+            if rate not in self.trial_losses(arm)
+        ] + runs
+
+    @cached_property
+    def environments(self) -> dict[str, list[str]]:
+        """What may change numbers -> every value that it had in some run, and those alone."""
+        entries = [entry for result in self.flat for entry in result.environment]
+        return {key: list(dict.fromkeys(_shown(entry.get(key)) for entry in entries)) for key in KEEP_APART}
+
+    @property
+    def warnings(self) -> list[str]:
+        found = []
+        for arm in self.study.arms:
+            losses = self.trial_losses(arm)
+            best = min(losses, key=lambda rate: (math.isnan(losses[rate]), losses[rate]), default=None)
+            if len(losses) > 1 and best in (min(self.study.rates), max(self.study.rates)):
+                side = "lower" if best == min(self.study.rates) else "higher"
+                found.append(f"{arm} did best at {best:g}, the edge of the learning rates tried: try {side} ones, too.")
+        for key, values in self.environments.items():
+            if len(values) > 1:
+                found.append(f"Runs differ in {key}: {'; '.join(values)}. Do not compare their seconds.")
+        if any(entry.get("dirty") for result in self.flat for entry in result.environment):
+            found.append("Some runs were made by code that no commit holds (a dirty tree).")
+        broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
+        if broken:
+            found.append(f"Not finite: the likelihood of {'; '.join(broken)}.")
+        return found
+
+    # The verdict --------------------------------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """A headline, and what it rests on."""
+        judged, level = self.judgement, self.study.level
+        if not self.flat or judged.best is None:
+            return "No result yet", "No run of the study is finished."
+        if judged.missing:
+            done = f"{len(self.flat)} of {len(self.study.seeds) * len(self.study.arms)} runs are finished"
+            return (
+                "No verdict yet",
+                f"{done}. A winner is named when all are: looking again and again finds one by luck.",
+            )
+        if not judged.to_best:
+            return "Nothing to compare", "The study has one arm."
+        rival = max(judged.to_best, key=lambda arm: (_last_if_nan(judged.p_to_best[arm]), judged.to_best[arm].mean))
+        difference = judged.to_best[rival]
+        by = f"{fixed(-difference.mean)} nats per token"
+        over = f"over {difference.seeds} seeds and {self.documents:,} held-out documents"
+        confidence = f"{100 * (1 - level):g} % interval"
+        if judged.winner:
+            others = "every other arm" if len(judged.to_best) > 1 else rival
+            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
+            closest = f"; least surely than {rival}" if len(judged.to_best) > 1 else ""
+            p = chance(judged.p_to_best[rival])
+            return f"{judged.best} wins", (
+                f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
+            )
+        if len(self.study.seeds) == 1:
+            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
+            return "No winner: one seed", (
+                f"These two networks differ by {by} on such documents ({judged.best} lower than {rival}; {confidence} "
+                f"over documents alone {low} to {high}). What other seeds would give cannot be known from one; "
+                "give every arm at least two."
+            )
+        if not difference.is_testable:
+            return "No winner", f"{judged.best} and {rival} cannot be told apart: too few documents, or not finite."
+        needed = difference.seeds_needed(level / judged.pairs)
+        more = (
+            f"A study with about {needed} seeds would tell a difference of this size with probability {POWER:g}."
+            if needed
+            else "More seeds alone would hardly show a difference this small; more held-out documents might."
+        )
+        return "No winner", (
+            f"{judged.best} is lowest, {by} below {rival}, but seeds and documents make such a difference by "
+            f"themselves (p {chance(judged.p_to_best[rival])}, {over}). {more}"
+        )
+
+    @property
+    def test(self) -> str:
+        """The test, in words."""
+        pairs = self.judgement.pairs
+        holm = f", with Holm's correction over {pairs} pairs" if pairs > 1 else ""
+        return (
+            "Two-sided test of the difference in nats per token, paired by seed and document, against the sum of two "
+            "Student variables, one for what other seeds and one for what other documents would change, "
+            f"at level {self.study.level:g}{holm}."
+        )
+
+
+def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
+    """What was spent when the held-out curve first met `loss`; None where it never did."""
+    if curve and curve[0].nats_per_token <= loss:
+        return Spent(curve[0].tokens, curve[0].flops, curve[0].seconds)
+    for before, after in pairwise(curve):
+        if after.nats_per_token <= loss:
+            share = (before.nats_per_token - loss) / (before.nats_per_token - after.nats_per_token)
+            ends = zip(before[1:4], after[1:4], strict=True)
+            return Spent(*(start + share * (end - start) for start, end in ends))
+    return None
+
+
+def mean_curve(runs: Sequence[Result]) -> list[Point]:
+    """Point by point over the runs of an arm, at the steps that all of them have."""
+    by_step = [{point.step: point for point in result.curve} for result in runs]
+    steps = sorted(set.intersection(*(set(points) for points in by_step))) if by_step else []
+    return [Point(*np.mean([points[step] for points in by_step], 0).tolist()) for step in steps]
+
+
+def non_embedding(parameters: Mapping[str, int]) -> int:
+    """Without the table of tokens and the head."""
+    return sum(count for role, count in parameters.items() if role not in ("embedding", "head"))
+
+
+# Numbers as they are printed ----------------------------------------------------------------------------------------
+
+
+def fixed(number: float) -> str:
+    return f"{number:.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(number: float) -> str:
+    return f"{number:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def chance(p: float) -> str:
+    """A probability, to go after the letter p."""
+    if math.isnan(p):
+        return "unknown"
+    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "unknown" if value is None else str(value)
+
+
+def _rounded_up(number: float, digits: int) -> float:
+    return math.ceil(number * 10**digits) / 10**digits
+
+
+def _last_if_nan(p: float) -> float:
+    return math.inf if math.isnan(p) else p

@@ -1,0 +1,124 @@
+"""The main tables of a study: a column for every number, a row for every arm; and all of it as plain text."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tandem.comparison.results import Result
+from tandem.comparison.summary import Summary, chance, fixed, non_embedding, signed
+from tandem.training.display import clock, scaled, short
+
+NONE = "\N{EN DASH}"
+ONE_SEED = " †"
+"""Beside an interval over documents alone."""
+
+
+class Column(NamedTuple):
+    """Of a table with a row for every arm."""
+
+    title: str
+    cell: Callable[[Summary, str], str]
+
+
+def _mean(of: Callable[[Result], float], show: Callable[[float], str]) -> Callable[[Summary, str], str]:
+    return lambda summary, arm: show(summary.sample(arm, of).mean)
+
+
+def _spread(of: Callable[[Result], float], show: Callable[[float], str]) -> Callable[[Summary, str], str]:
+    def cell(summary: Summary, arm: str) -> str:
+        sample = summary.sample(arm, of)
+        return show(sample.mean) + ("" if math.isnan(sample.deviation) else f" ± {show(sample.deviation)}")
+
+    return cell
+
+
+def _interval(summary: Summary, arm: str) -> str:
+    sample = summary.sample(arm, lambda result: result.nats_per_token)
+    half = sample.half_width(summary.study.level)
+    return NONE if math.isnan(half) else f"{fixed(sample.mean - half)} to {fixed(sample.mean + half)}"
+
+
+def _difference(summary: Summary, arm: str) -> str:
+    if arm == summary.study.baseline:
+        return "baseline"
+    found = summary.judgement.to_baseline.get(arm)
+    return signed(found.mean) if found else NONE
+
+
+def _difference_interval(summary: Summary, arm: str) -> str:
+    found = summary.judgement.to_baseline.get(arm)
+    low, high = found.interval(summary.study.level) if found else (math.nan, math.nan)
+    if found is None or math.isnan(low):
+        return NONE
+    return f"{signed(low)} to {signed(high)}{ONE_SEED if found.seeds == 1 else ''}"
+
+
+def corrected_p(summary: Summary, arm: str) -> str:
+    """Of the difference to the baseline, by Holm over the arms."""
+    p = summary.judgement.p_to_baseline.get(arm, math.nan)
+    return NONE if math.isnan(p) else chance(p).removeprefix("= ")
+
+
+LIKELIHOOD = [
+    Column("nats/token ± sd", _spread(lambda r: r.nats_per_token, fixed)),
+    Column("interval of the mean", _interval),
+    Column("n", lambda s, arm: str(len(s.runs[arm]))),
+    Column("bits/byte", _mean(lambda r: r.bits_per_byte, fixed)),
+    Column("difference", _difference),
+    Column("interval", _difference_interval),
+    Column("p (Holm)", corrected_p),
+]
+COST = [
+    Column("learning rate", lambda s, arm: ", ".join(dict.fromkeys(short(r.lr) for r in s.runs[arm]))),
+    Column("parameters", _mean(lambda r: sum(r.parameters.values()), scaled)),
+    Column("non-embedding", _mean(lambda r: non_embedding(r.parameters), scaled)),
+    Column("training tokens", _mean(lambda r: r.tokens, scaled)),
+    Column("training FLOPs", _mean(lambda r: r.flops, scaled)),
+    Column("cache bytes/token", _mean(lambda r: r.decoding.cache_bytes / r.decoding.prompt, scaled)),
+]
+TIMED = [  # by the machine's clock
+    Column("training time", _mean(lambda r: r.training_seconds, clock)),
+    Column("tokens/s", _mean(lambda r: r.tokens / r.training_seconds, scaled)),
+    Column("decoding tokens/s", _mean(lambda r: r.decoding.tokens_per_second, scaled)),
+    Column("prefill", _mean(lambda r: r.decoding.prefill_seconds * 1e3, lambda ms: f"{ms:.3g} ms")),
+]
+
+
+def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
+    """Heads, and a row for every arm; an arm without runs has nothing in it."""
+    cells = [
+        [column.cell(summary, arm) if found else NONE for column in columns] for arm, found in summary.runs.items()
+    ]
+    return [
+        ["arm", *(column.title for column in columns)],
+        *([arm, *row] for arm, row in zip(summary.runs, cells, strict=True)),
+    ]
+
+
+# Plain text ---------------------------------------------------------------------------------------------------------
+
+
+def plain(summary: Summary) -> str:
+    """Verdict and tables; up to "by the clock" the same for two studies that found the same."""
+    headline, reason = summary.verdict
+    parts = [
+        f"{summary.study.title}\n{summary.study.question}",
+        f"{headline}. {reason}",
+        _aligned(tabulate(summary, LIKELIHOOD)),
+        _aligned(tabulate(summary, COST)),
+        f"test: {summary.test}",
+        *(["missing: " + "; ".join(summary.missing)] if summary.missing else []),
+        "by the clock",
+        _aligned(tabulate(summary, TIMED)),
+        *(["\n".join("warning: " + warning for warning in summary.warnings)] if summary.warnings else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

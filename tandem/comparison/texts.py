@@ -1,0 +1,73 @@
+"""Further texts that a trained network is judged on, each under a name, by the same ruler as the held-out text.
+
+    evaluation: {texts: {books: books/*.txt, news: [a.jsonl, b.jsonl]}}
+    tandem evaluate RUN --texts poems=poems.txt
+
+They are read with the run's tokenizer into stores of their own, once, beside the run's corpus.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.progress import DownloadColumn
+
+from tandem.corpus import Corpus, Store, prepare_texts
+from tandem.evaluation.likelihood import Likelihood, joined, likelihood
+from tandem.recipe import Recipe, UserError
+from tandem.training.display import Told, progress_bar
+from tandem.training.run import Run
+
+
+def text_stores(recipe: Recipe, corpus: Corpus, console: Console | None = None) -> dict[str, Store]:
+    """The recipe's evaluation.texts by name, prepared where they are not yet."""
+    return prepared_texts(recipe, corpus, recipe.evaluation.texts, "evaluation.texts.", console)
+
+
+def given_stores(
+    recipe: Recipe, corpus: Corpus, given: Iterable[str], console: Console | None = None
+) -> dict[str, Store]:
+    """Texts given as NAME=PATH; several of one name are one text. Raises: UserError for anything else."""
+    texts: dict[str, list[str]] = {}
+    for word in given:
+        name, separator, path = word.partition("=")
+        if not (name and separator and path):
+            raise UserError(f"--texts {word}: write NAME=PATH, such as books=books.txt")
+        if name in recipe.evaluation.texts:
+            raise UserError(
+                f"--texts {word}: the run has a text {name} already, which is scored too; take another name"
+            )
+        texts.setdefault(name, []).append(path)
+    return prepared_texts(recipe, corpus, texts, "--texts ", console)
+
+
+def prepared_texts(
+    recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str, console: Console | None
+) -> dict[str, Store]:
+    stores = {}
+    for name, paths in texts.items():
+        with progress_bar(f"preparing {name}", DownloadColumn(), console) as progress:
+            stores[name] = prepare_texts(recipe.corpus, prefix + name, paths, corpus.tokenizer, progress)
+    return stores
+
+
+def scored(
+    run: Run,
+    store: Store,
+    documents: int | None = None,
+    split: str = "all",
+    progress: Told = lambda done, total: None,
+) -> Likelihood:
+    """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share."""
+    ranks, recipe = run.ranks, run.recipe
+    found = likelihood(
+        run.whole_network().eval(),
+        store,
+        context=recipe.batch.context,
+        rows=recipe.evaluation.rows,
+        documents=documents,
+        split=split,
+        share=(ranks.rank, ranks.count),
+        progress=progress,
+    )
+    run.network.train()
+    return joined(ranks.gather(found))

@@ -1,0 +1,111 @@
+"""Boundaries: from the pieces of a text to sentences of tokens, none too long, few too short. Rules of sentences.py.
+
+Letters: N tokens of a document, its end left out; S sentences.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+SHORTEST = 3
+"""Tokens below which a sentence joins a neighbour."""
+
+# From characters to tokens --------------------------------------------------------------------------------------
+
+_IS_SPACE = np.array([chr(point).isspace() for point in range(0x3002)])
+"""By code point; the last entry stands for all above, of which none is white space."""
+
+
+def token_starts(pieces: Sequence[str], sizes: np.ndarray) -> np.ndarray:
+    """The tokens at which sentences start, (S,) int64, the first one 0.
+
+    Args:
+        pieces: what the splitter made of the text, one after the other.
+        sizes: bytes of text behind each token, (N,), which add up to those of the pieces.
+    """
+    return aligned(pieces, sizes)[0]
+
+
+def aligned(pieces: Sequence[str], sizes: np.ndarray) -> tuple[np.ndarray, int]:
+    """`token_starts`, and how many tokens hold text of two sentences."""
+    points = np.frombuffer("".join(pieces).encode("utf-32-le"), np.uint32)
+    piece = np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
+    begins = np.cumsum(1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000))
+    begins = np.concatenate([[0], begins[:-1]])  # of each character, in bytes
+    visible = np.flatnonzero(~_IS_SPACE[np.minimum(points, len(_IS_SPACE) - 1)])
+    ends = np.cumsum(sizes, dtype=np.int64)
+    # The first and the last visible character of which a token holds a byte.
+    first = np.searchsorted(visible, np.searchsorted(begins, ends - sizes, side="right") - 1)
+    last = np.searchsorted(visible, np.searchsorted(begins, ends) - 1, side="right") - 1
+    has_text = first <= last
+    sentence = np.full(len(sizes), piece[visible[0]])
+    sentence[has_text] = piece[visible[first[has_text]]]
+    shared = int((piece[visible[last[has_text]]] > sentence[has_text]).sum())
+    return np.flatnonzero(np.diff(np.maximum.accumulate(sentence), prepend=-1)), shared
+
+
+# Cap and merge --------------------------------------------------------------------------------------------------
+
+
+def cap_lengths(lengths: Sequence[int], cap: int, strength: Callable[[int], int]) -> list[int]:
+    """Sentences of more than `cap` tokens in pieces of at most that.
+
+    Args:
+        lengths: tokens of the sentences of a document, in order.
+        strength: of the mark after the first n tokens of the document.
+    """
+
+    def cut(begin: int, length: int) -> list[int]:
+        if length <= cap:
+            return [length]
+        half = range(-(-length // 4), 3 * length // 4 + 1)
+        first = min(half, key=lambda n: (-strength(begin + n), abs(2 * n - length), n))
+        return cut(begin, first) + cut(begin + first, length - first)
+
+    begins = itertools.accumulate(lengths, initial=0)
+    return [piece for begin, length in zip(begins, lengths, strict=False) for piece in cut(begin, length)]
+
+
+def merge_lengths(lengths: Sequence[int], cap: int) -> list[int]:
+    """Sentences of fewer than SHORTEST tokens joined with the one before or else the next, where the sum fits."""
+    merged: list[int] = []
+    waiting = 0  # tokens that join the next
+    for length, following in zip(lengths, [*lengths[1:], cap], strict=True):
+        length, waiting = length + waiting, 0
+        if length < SHORTEST and merged and merged[-1] + length <= cap:
+            merged[-1] += length
+        elif length < SHORTEST and length + following <= cap:
+            waiting = length
+        else:
+            merged.append(length)
+    return merged
+
+
+_MARKS = (
+    (5, re.compile(r"\n\s*$")),
+    (4, re.compile(r"[.!?…][\"'”’»)\]}]*\s*$")),
+    (3, re.compile(r"[;:]\s*$")),
+    (2, re.compile(r"([,)\]}–—]|--|\s-)\s*$")),
+    (1, re.compile(r"")),
+)
+_WINDOW = 64
+"""Bytes looked at before a cut."""
+
+
+def mark(text: bytes, ends: np.ndarray, tokens: int) -> int:
+    """How strong the mark is after the first `tokens` tokens of a document, whose tokens end at these bytes of text.
+
+    5 line break, 4 end of a sentence with what closes after it, 3 `;` `:`, 2 comma, bracket or dash, 1 end of a word.
+    A mark counts at the end of a word only, so not in 3.5, and after the white space that ends it; a long dash counts
+    between words too.
+    """
+    at = int(ends[tokens - 1])
+    before = text[max(0, at - _WINDOW) : at].decode(errors="ignore")
+    after = text[at : int(ends[tokens])] if tokens < len(ends) else b""
+    if not after.strip() or after[0] & 0xC0 == 0x80:  # white space stays with the sentence before; half a character
+        return 0
+    if after[:1].isspace() or before[-1:].isspace():
+        return next(strength for strength, pattern in _MARKS if pattern.search(before))
+    return 2 if before.endswith(("–", "—", "--")) else 0

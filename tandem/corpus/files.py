@@ -1,0 +1,185 @@
+"""Files of documents, streamed one document at a time.
+
+    .txt .md                      one document each
+    .tokens                       WikiText: an article a document
+    .jsonl .jsonl.gz .jsonl.zst   one document per line, the text in `field`
+    .parquet                      one document per row, the text in column `field`
+
+The text of a line or row may be a list of texts: the sentences of the document (splitter "given", sentences.py).
+A file yields (document, bytes of it read so far), so that progress is known without unpacking anything: of a parquet
+file a row counts as its share of the bytes. Documents without a visible character are left out.
+Memory: one document; of a parquet file some hundred rows of the one column.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tandem.recipe import UserError, require
+
+Text = str | list[str]
+"""A document: its text, or its sentences, which make up the text one after the other."""
+
+WHOLE = (".txt", ".md")
+ARTICLES = (".tokens",)
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+ROWS = (".parquet",)
+KINDS = WHOLE + LINES + ROWS + ARTICLES
+
+BUFFER = 1 << 18
+"""Bytes of unpacked text read at a time."""
+ROWS_READ = 256
+"""Rows turned into Python texts at a time."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as a source (sources.py); `field` is the key or column that holds the text."""
+
+    path: Path
+    field: str
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> str:
+        """Path, size and time of change: hashing gigabytes would keep a prepared corpus from opening at once."""
+        stat = self.path.stat()
+        return f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self.field}"
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def check(self) -> None:
+        """Raises: UserError where what reads this kind of file is not installed, or there is no such column."""
+        if self._is(ROWS):
+            self._parquet()
+        elif self.path.suffix == ".zst":
+            require("pyarrow", "text")
+
+    def read(self) -> Iterator[tuple[Text, int]]:
+        """Yields (document, bytes of the file read so far)."""
+        readers = {WHOLE: self._whole, ARTICLES: self._articles, LINES: self._lines, ROWS: self._rows}
+        documents = next(reader for kind, reader in readers.items() if self._is(kind))()
+        return ((text, done) for text, done in documents if any(part and not part.isspace() for part in parts_of(text)))
+
+    def _is(self, kind: tuple[str, ...]) -> bool:
+        return self.path.name.endswith(kind)
+
+    def _whole(self) -> Iterator[tuple[str, int]]:
+        data = self.path.read_bytes()
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise UserError(f"{self.path}:{line}: not UTF-8 ({error.reason}); convert the file") from error
+        yield text, len(data)
+
+    def _articles(self) -> Iterator[tuple[str, int]]:
+        """A title opens an article; lines before the first are dropped, and so is white space that ends a line."""
+        article: list[str] = []
+        done = 0
+        with self.path.open("rb") as raw:
+            for number, data in enumerate(raw, 1):
+                try:
+                    line = data.decode().rstrip()
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{self.path}:{number}: not UTF-8 ({error.reason}); convert the file") from error
+                if article and is_title(line):
+                    yield "\n".join(article), done
+                    article = []
+                if article or is_title(line):
+                    article.append(line)
+                done += len(data)
+        if not article:
+            cure = "a file of another layout needs another ending, such as .txt"
+            raise UserError(f'{self.path}: no line reads as the title of an article, " = Title = "; {cure}')
+        yield "\n".join(article), done
+
+    def _lines(self) -> Iterator[tuple[Text, int]]:
+        number = 0
+        with self.path.open("rb") as raw:
+            try:
+                for number, line in enumerate(self._unpacked(raw), 1):
+                    if not line.isspace():
+                        yield self._text_of(line, number), raw.tell()
+            except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+                raise UserError(f"{self.path}: damaged after line {number} ({error}); fetch it again") from error
+
+    def _unpacked(self, raw: BinaryIO) -> Any:
+        if self.path.suffix == ".gz":
+            return gzip.GzipFile(fileobj=raw)
+        if self.path.suffix == ".zst":  # not by zstandard, whose reader takes a file cut short for a whole one
+            return io.BufferedReader(require("pyarrow", "text").CompressedInputStream(raw, "zstd"), BUFFER)
+        return raw
+
+    def _text_of(self, line: bytes, number: int) -> Text:
+        where = f"{self.path}:{number}"
+        try:
+            record = json.loads(line.decode())
+        except ValueError as error:
+            raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
+        if not isinstance(record, dict) or self.field not in record:
+            there = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise UserError(f'{where}: no field "{self.field}" in it (found: {there}); corpus.field names it')
+        return checked(record[self.field], f'{where}: field "{self.field}"')
+
+    def _parquet(self) -> Any:
+        """The open file. Raises: UserError where it is damaged or has no such column of texts."""
+        arrow, parquet = require("pyarrow", "text"), require("pyarrow.parquet", "text")
+        try:
+            file = parquet.ParquetFile(self.path, buffer_size=BUFFER)  # else a whole row group is read at once
+        except (arrow.ArrowException, OSError) as error:
+            raise UserError(f"{self.path}: not a parquet file, or cut short ({error}); fetch it again") from error
+        columns = file.schema_arrow.names
+        if self.field not in columns:
+            there = ", ".join(columns)
+            raise UserError(f'{self.path}: no column "{self.field}" in it (found: {there}); corpus.field names it')
+        return file
+
+    def _rows(self) -> Iterator[tuple[Text, int]]:
+        row, size = 0, self.size
+        with self._parquet() as file:
+            rows = file.metadata.num_rows
+            try:
+                for batch in file.iter_batches(ROWS_READ, columns=[self.field]):
+                    for value in batch.column(0):
+                        text = checked(value.as_py(), f'{self.path}: row {row + 1}: column "{self.field}"')
+                        row += 1
+                        yield text, size * row // rows
+            except UnicodeDecodeError as error:
+                reason = f'column "{self.field}" is not UTF-8 ({error.reason})'
+                raise UserError(f"{self.path}: row {row + 1}: {reason}") from error
+            except (require("pyarrow", "text").ArrowException, OSError) as error:
+                raise UserError(f"{self.path}: damaged after row {row} ({error}); fetch it again") from error
+
+
+def parts_of(text: Text) -> list[str]:
+    """The texts that make up a document."""
+    return [text] if isinstance(text, str) else text
+
+
+def checked(value: Any, where: str) -> Text:
+    """A value read somewhere, if it is a document. Raises: UserError that begins with `where` unless it is."""
+    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+        raise UserError(f"{where} holds {str(json.dumps(value, default=str))[:40]}, not a text")
+    try:
+        for part in parts_of(value):
+            part.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 can not
+        raise UserError(f"{where} is not Unicode text ({error.reason})") from error
+    return value
+
+
+def is_title(line: str) -> bool:
+    """Whether a line of WikiText opens an article: " = Title = ", but " = = Section = = " does not."""
+    marks = "".join(line.split())
+    return len(marks) > 2 and marks.count("=") == 2 and marks[0] == marks[-1] == "="

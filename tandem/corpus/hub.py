@@ -1,0 +1,85 @@
+"""Data sets of the Hugging Face hub as sources, streamed into the store without being kept.
+
+    hf:owner/name                                     the only configuration, split "train"
+    hf:owner/name/config@revision?split=validation    revision: a branch, a tag, or the commit that fixes the text
+
+What was asked is the identity of what is prepared from it: without a revision the corpus stays what it was when it was
+prepared, whatever happens on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
+Cost: the download; training a tokenizer on it reads its beginning once more.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.corpus.files import Text, checked, parts_of
+from tandem.recipe import UserError, require
+
+PREFIX = "hf:"
+_SYNTAX = re.compile(
+    r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?(?:\?split=(?P<split>\w+))?"
+)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """One split of a data set; `field` is the column that holds the text."""
+
+    name: str
+    repository: str
+    config: str | None
+    revision: str | None
+    split: str
+    field: str
+    size: None = None
+    """Bytes: unknown, for not every data set says so."""
+
+    @classmethod
+    def parse(cls, name: str, field: str) -> "Hub":
+        """Reads the name of a data set. Raises: UserError with the syntax."""
+        if not (found := _SYNTAX.fullmatch(name)):
+            raise UserError(f'"{name}" does not read as hf:owner/name/config@revision?split=train')
+        return cls(name, found["repository"], found["config"], found["revision"], found["split"] or "train", field)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name} {self.field}"
+
+    def check(self) -> None:
+        """Raises: UserError where `datasets` is not installed, or it finds no such data set, split or column."""
+        columns = self._open().column_names
+        if columns is not None and self.field not in columns:
+            there = ", ".join(columns)
+            raise UserError(f'{self.name}: no column "{self.field}" in it (found: {there}); corpus.field names it')
+
+    def read(self) -> Iterator[tuple[Text, int]]:
+        """Yields (document, bytes of text read so far)."""
+        done = 0
+        for row, record in enumerate(self._records(), 1):
+            if self.field not in record:
+                there = ", ".join(record)
+                raise UserError(f'{self.name}: row {row}: no column "{self.field}" in it (found: {there})')
+            text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
+            done += sum(len(part.encode()) for part in parts_of(text))
+            if any(part and not part.isspace() for part in parts_of(text)):
+                yield text, done
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        records, row = self._open(), 0
+        try:
+            for record in records:
+                row += 1
+                yield record
+        except (OSError, ValueError) as error:  # the connection; a damaged file
+            raise UserError(f"{self.name}: broke off after row {row} ({error}); prepare the corpus again") from error
+
+    def _open(self) -> Any:
+        datasets = require("datasets", "hub")
+        try:
+            return datasets.load_dataset(
+                self.repository, self.config, split=self.split, revision=self.revision, streaming=True
+            )
+        except (OSError, ValueError) as error:  # no network; no such data set, configuration or split
+            first = str(error).strip().splitlines()[0]
+            raise UserError(f"{self.name}: can not be opened: {first}") from error

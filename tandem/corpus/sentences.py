@@ -1,0 +1,249 @@
+"""Sentences: a view of documents as token offsets. The tokens are those of the store; none is added, moved or lost.
+
+    text      Mr. Smith left. He said "No."   $        a splitter cuts characters (splitters.py), the store holds tokens
+    tokens    Mr . Smith left . | He said "No ." $     $ ends the document, and belongs to its last sentence
+    starts    0                   5
+
+A sentence starts at the token with its first visible character. White space stays with the sentence before; so does a
+token that holds text of two sentences; a sentence that is left without a token vanishes.
+
+A sentence of more than `cap` tokens is cut in its middle half, after the strongest mark there (line break; end of a
+sentence; `;` `:`; comma, bracket, dash; word; anywhere), nearest to its middle, and its parts again, so that no piece
+is shorter than a quarter of the cap. Then a sentence of fewer than three tokens joins the one before it, or else the
+next, where the sum fits the cap.
+
+    segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens
+
+Any number of segmentations lie beside one token store.
+Cost: 0.3 MB of text a second and core with `rules`, spread over all cores; memory is a few batches of documents.
+Source: Thought Gestalt caps at 64 tokens "with punctuation-aware fallback rules"; these rules are ours.
+Letters: D documents, N tokens of a document, S sentences.
+"""
+
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tandem.corpus.boundaries import aligned, cap_lengths, mark, merge_lengths
+from tandem.corpus.splitters import splitter, version_of
+from tandem.corpus.store import Store, locked
+from tandem.corpus.tokenizer import content_hash
+from tandem.recipe import Settings, UserError
+
+FORMAT = 1
+BATCH = 1 << 16
+"""Tokens that one process splits at a time."""
+
+
+class Segmentation(Settings):
+    """How documents are cut into sentences."""
+
+    splitter: Literal["rules", "sat", "every", "given"] = "rules"
+    """rules: pysbd; sat: Segment any Text; every: spans of equally many tokens; given: texts came as lists of them."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a span, for splitter every; the last one of a document is shorter."""
+    weights: str | None = None
+    """Folder with the model and the tokenizer of Segment any Text, such as sat-3l-sm, for splitter sat."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Probability above which splitter sat ends a sentence; 0.15 unless given."""
+    cap: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of a sentence, document end included; 64 unless given. Spans of splitter every have none."""
+
+    def derive(self) -> dict[str, Any]:
+        return ({"threshold": 0.15} if self.splitter == "sat" else {}) | (
+            {} if self.splitter == "every" else {"cap": 64}
+        )
+
+    @model_validator(mode="after")
+    def _options_fit_the_splitter(self):
+        owners = {"every": ("every",), "weights": ("sat",), "threshold": ("sat",), "cap": ("rules", "sat", "given")}
+        for option, splitters in owners.items():
+            if (value := getattr(self, option)) is not None and self.splitter not in splitters:
+                raise ValueError(
+                    f"{option} = {value}: only for splitter {', '.join(splitters)}; this is {self.splitter}"
+                )
+        if self.splitter == "every" and self.every is None:
+            raise ValueError("splitter every needs every, the tokens of a span; write every: 25")
+        if self.splitter == "sat" and not (self.weights and Path(self.weights).is_dir()):
+            raise ValueError(
+                f"splitter sat: weights = {self.weights} is no folder; fetch the model with its tokenizer, such as "
+                "segment-any-text/sat-3l-sm of the hub, or take splitter rules"
+            )
+        return self
+
+
+class Manifest(Settings):
+    format: int
+    segmentation: dict[str, Any]
+    version: str
+    """Of the package that split."""
+    tokenizer: str
+    """Hash of the store's tokenizer."""
+    sentences: int
+    counts: dict[str, int]
+    """Sentences cut and merged, tokens with text of two sentences, lines that went to the pattern."""
+
+
+class Sentences:
+    """One segmentation of a store.
+
+    Attributes:
+        starts: (S,) int64, where each sentence starts in the tokens of the store; it ends where the next one starts.
+        firsts: (D + 1,) int64, the first sentence of each document: those of i are firsts[i] .. firsts[i + 1] - 1.
+    """
+
+    def __init__(self, store: Store, folder: Path):
+        self.manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+        path = folder / "starts.bin"
+        if path.stat().st_size != 8 * self.manifest.sentences:
+            raise UserError(
+                f"{path} does not hold the {self.manifest.sentences} sentences of its manifest; delete {folder}"
+            )
+        self.starts = np.memmap(path, np.int64, mode="r")
+        self.firsts = np.searchsorted(self.starts, store.offsets)
+        self._store = store
+
+    def document(self, i: int) -> np.ndarray:
+        """Where the sentences of document i start, counted from its first token, (S,) int64."""
+        return self.starts[self.firsts[i] : self.firsts[i + 1]] - self._store.offsets[i]
+
+
+def segment(
+    store: Store, config: Segmentation, progress: Callable[[int, int], object] = lambda done, total: None
+) -> Sentences:
+    """Opens a segmentation of a store, making it first if that was not done yet.
+
+    Args:
+        progress: called with tokens done and tokens in all.
+    Raises: UserError where the splitter is not installed, or the store can not serve it.
+    """
+    version, options = version_of(config.splitter), config.model_dump()
+    if config.weights:  # as sources do: hashing hundreds of megabytes would keep a segmentation from opening at once
+        files = sorted(path for path in Path(config.weights).iterdir() if path.is_file())
+        options["weights"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    key = json.dumps([FORMAT, options, version, store.manifest.tokenizer]).encode()
+    folder = store.folder / "sentences" / f"{config.splitter}-{content_hash(key)[:12]}"
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            if not folder.exists():
+                _write(folder, store, config, version, progress)
+    return Sentences(store, folder)
+
+
+def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:
+    """Makes a segmentation beside its place, then gives it its name. The caller holds the lock."""
+    if config.splitter != "every" and not store.tokenizer.is_lossless:
+        raise UserError("corpus.sentences: this tokenizer changes the text, so sentences can not be found again in its "
+                        "tokens; take a byte-level one, or splitter every")  # fmt: skip
+    if config.splitter == "given" and not len(store.given):
+        raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    counts, sentences, done = Counter(), 0, 0
+    try:
+        with (partial / "starts.bin").open("wb") as file:
+            for first, last, lengths, counted in _segmented(store, config):
+                begin, end = store.offsets[[first, last]]
+                assert lengths.sum() == end - begin, "sentences tile the documents"
+                (begin + np.cumsum(lengths) - lengths).tofile(file)
+                counts += counted
+                sentences, done = sentences + len(lengths), done + int(end - begin)
+                progress(done, len(store.tokens))
+        manifest = Manifest(
+            format=FORMAT,
+            segmentation=config.model_dump(),
+            version=version,
+            tokenizer=store.manifest.tokenizer,
+            sentences=sentences,
+            counts=dict(counts),
+        )
+        (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Document(NamedTuple):
+    text: str
+    sizes: np.ndarray
+    """(N - 1,) bytes of text behind each token but the document end."""
+    given: np.ndarray
+    """(S,) the tokens at which its sentences start, where the texts came with them."""
+
+
+def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, np.ndarray, Counter[str]]]:
+    """Yields for runs of documents (first, last + 1, tokens of each of their sentences, what was counted)."""
+    bounds = np.searchsorted(store.offsets, np.arange(0, len(store.tokens), BATCH))
+    runs = list(itertools.pairwise(np.unique([*bounds, len(store)]).tolist()))
+    cores = os.cpu_count() or 1
+    if config.splitter != "rules" or len(runs) == 1 or cores == 1:
+        for first, last in runs:
+            yield first, last, *_lengths(config, _documents(store, config, first, last))
+        return
+    # Forked, for a spawned process would run a script without a main guard again. They run Python alone, no threads.
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
+        pending = deque()
+        for first, last in runs:
+            pending.append((first, last, pool.submit(_lengths, config, _documents(store, config, first, last))))
+            if len(pending) > 2 * cores:
+                first, last, found = pending.popleft()
+                yield first, last, *found.result()
+        for first, last, found in pending:
+            yield first, last, *found.result()
+
+
+def _documents(store: Store, config: Segmentation, first: int, last: int) -> list[_Document]:
+    found = []
+    for i in range(first, last):
+        tokens = slice(store.offsets[i], store.offsets[i + 1] - 1)  # without the document end
+        text = "" if config.splitter == "every" else store.tokenizer.decode(store.tokens[tokens])
+        given = slice(*np.searchsorted(store.given, store.offsets[i : i + 2]))
+        sizes = np.array(store.token_bytes[tokens])
+        assert not text or sizes.sum() == len(text.encode()), "a byte-level tokenizer gives the text back"
+        found.append(_Document(text, sizes, store.given[given] - store.offsets[i]))
+    return found
+
+
+def _lengths(config: Segmentation, documents: list[_Document]) -> tuple[np.ndarray, Counter[str]]:
+    """The tokens of each sentence of some documents, and what was counted on the way."""
+    lengths, counts = [], Counter()
+    for document, (starts, counted) in zip(documents, _starts(config, documents), strict=True):
+        found = np.diff(starts, append=len(document.sizes) + 1).tolist()
+        if config.cap:
+            capped = cap_lengths(
+                found, config.cap, functools.partial(mark, document.text.encode(), np.cumsum(document.sizes))
+            )
+            merged = merge_lengths(capped, config.cap)
+            counted |= {"cut": sum(n > config.cap for n in found), "merged": len(capped) - len(merged)}
+            found = merged
+        counts.update(counted)
+        lengths += found
+    return np.array(lengths), counts
+
+
+def _starts(config: Segmentation, documents: list[_Document]) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
+    """For each document the tokens at which its sentences start, and what was counted."""
+    if config.splitter == "every":
+        for document in documents:
+            yield np.arange(0, max(1, len(document.sizes)), config.every), {}
+    elif config.splitter == "given":
+        for document in documents:
+            yield document.given, {}
+    else:
+        split = splitter(config.splitter, config.weights, config.threshold)
+        for document, (pieces, changed) in zip(documents, split([d.text for d in documents]), strict=True):
+            starts, shared = aligned(pieces, document.sizes)
+            yield starts, {"boundaries": len(starts) - 1, "tokens of two": shared, "lines by pattern": changed}

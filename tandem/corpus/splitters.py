@@ -1,0 +1,86 @@
+"""Splitters: where the sentences of a text end. Each returns pieces that make up the text, one after the other.
+
+    "Mr. Smith left. He ran.\\n\\nNobody saw."  ->  "Mr. Smith left. " | "He ran.\\n" | "\\n" | "Nobody saw."
+
+White space may stand with either neighbour or alone: sentences.py gives it to the sentence before.
+
+    rules   pysbd, which knows abbreviations, numbers, quotes and lists; line by line, for its time grows with the
+            square of the length: 0.3 MB/s a core by lines, but 6 s for 100 kB in one piece
+    sat     Segment any Text (wtpsplit), the choice of Thought Gestalt's authors; weights from a folder
+"""
+
+import functools
+import importlib.metadata
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tandem.recipe import UserError, require
+
+LONGEST_LINE = 100_000
+"""Characters. A longer line goes to the pattern, as one that pysbd changes does."""
+
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)")
+
+Pieces = tuple[list[str], int]
+"""The pieces of a text, and how many of its lines were cut by the pattern."""
+
+
+def version_of(splitter: str) -> str:
+    """The version of the package that splits, which decides where. Raises: UserError where it is not installed."""
+    package, extra = {"rules": ("pysbd", "text"), "sat": ("wtpsplit", "sat")}.get(splitter, ("", ""))
+    if not package:
+        return ""
+    require(package, extra)
+    return f"{package} {importlib.metadata.version(package)}"
+
+
+@functools.cache
+def splitter(name: str, weights: str | None, threshold: float | None) -> Callable[[Sequence[str]], Iterator[Pieces]]:
+    """What cuts some texts: "rules", or "sat" with its weights and threshold."""
+    return _sat(weights or "", threshold or 0.0) if name == "sat" else _rules()
+
+
+def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
+    """By pysbd, line by line. A line that does not come back as it was (pysbd loses characters that it uses as marks,
+    and spaces around runs of dots) is cut after `.`, `!` and `?` before white space instead."""
+    segment = require("pysbd", "text").Segmenter(language="en", clean=False).segment
+
+    def split(text: str) -> Pieces:
+        pieces, by_pattern = [], 0
+        for line in _LINE.findall(text):
+            bare = line.removesuffix("\n")
+            found = segment(bare) if bare.strip() and len(bare) <= LONGEST_LINE else [bare]
+            if "".join(found) != bare or len(bare) > LONGEST_LINE:
+                found, by_pattern = _SENTENCE_END.split(bare), by_pattern + 1
+            pieces += [*found[:-1], found[-1] + line[len(bare) :]]
+        return pieces, by_pattern
+
+    return lambda texts: map(split, texts)
+
+
+def _sat(folder: str, threshold: float) -> Callable[[Sequence[str]], Iterator[Pieces]]:
+    """Segment any Text with the weights and the tokenizer in a folder; where a probability exceeds the threshold a
+    sentence ends. Raises: UserError where it returns another text than it was given."""
+    model = require("wtpsplit", "sat").SaT(folder, tokenizer_name_or_path=folder)
+
+    def split(texts: Sequence[str]) -> Iterator[Pieces]:
+        for text, pieces in zip(texts, model.split(list(texts), threshold=threshold), strict=True):
+            yield _with_gaps(text, pieces), 0
+
+    return split
+
+
+def _with_gaps(text: str, pieces: Iterable[str]) -> list[str]:
+    """Pieces with the white space that was dropped between them, so that they make up the text."""
+    starts, position = [], 0
+    for piece in pieces:
+        start = text.find(piece, position)
+        if start < 0 or text[position:start].strip():
+            raise UserError(f"corpus.sentences.splitter = sat: its sentences leave out text before {piece[:40]!r}")
+        starts.append(start)
+        position = start + len(piece)
+    if not starts or text[position:].strip():
+        raise UserError(f"corpus.sentences.splitter = sat: its sentences leave out {text[position:][:40]!r}")
+    return [text[start:end] for start, end in itertools.pairwise([0, *starts[1:], len(text)])]

@@ -1,0 +1,45 @@
+"""What generation costs: a trained network goes on with one text, likeliest token by likeliest token, and is timed.
+
+Seconds are those of this machine now, so they belong beside the numbers of the same machine only; bytes are exact.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.networks.network import Network
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What generation costs with the trained network: one text at a time, after `prompt` tokens of held-out text."""
+
+    prompt: int
+    prefill_seconds: float
+    tokens_per_second: float
+    cache_bytes: int
+    """Held after the prompt."""
+
+
+def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repeats: int = 3) -> Decoding:
+    """The fastest of `repeats` after one that warms up: reading `prompt`, then `tokens` one by one.
+
+    The fastest, because whatever else runs on the machine can only slow it down.
+    """
+    timed = [_measure(network, list(prompt), tokens) for _ in range(repeats + 1)][1:]
+    return Decoding(
+        prompt=len(prompt),
+        prefill_seconds=min(prefill for prefill, _, _ in timed),
+        tokens_per_second=tokens / min(steps for _, steps, _ in timed),
+        cache_bytes=timed[0][2],
+    )
+
+
+def _measure(network: Network, prompt: list[int], tokens: int) -> tuple[float, float, int]:
+    """Seconds to read the prompt, seconds for the tokens after it, bytes held between."""
+    session, began = network.session(1), time.perf_counter()
+    token = session.prefill([prompt]).argmax(-1).cpu()  # on the host it is finished, not only asked for
+    read, held = time.perf_counter(), session.bytes
+    for _ in range(tokens):
+        token = session.step(token).argmax(-1).cpu()
+    return read - began, time.perf_counter() - read, held

@@ -1,0 +1,143 @@
+"""Muon: a hidden matrix moves by its momentum made orthogonal, all else by AdamW.
+
+Momentum of a matrix has few large singular values, so a plain step moves in few directions. Muon keeps the
+directions and sets the values near 1 (Jordan et al. 2024); times 0.2 sqrt(max(rows, columns)) the update has the root
+mean square of AdamW's, so that learning rates carry over (Liu et al. 2025, "Muon is Scalable", eq. 4).
+
+    B <- m B + (1 - m) G        U = (1 - m) G + m B        W <- (1 - lr decay) W - lr 0.2 sqrt(max(A, N)) NS(U)
+
+A matrix is what the paper means by one: q, k and v, stacked in the rows of one parameter, are three (`Linear.parts`),
+a stack of experts (E, A, N) is E. torch.optim.Muon takes a parameter of two dimensions for one matrix, hence this
+file; where the two mean the same they agree (tests/training/test_muon.py).
+
+Many processes: a sharded parameter keeps its shard of momentum. The update is gathered whole, orthogonalised by every
+process alike, and cut again, so that the result does not depend on the number of processes. (On shards
+torch.optim.Muon adds partial products in bfloat16: updates came out wrong by a tenth on two processes, torch 2.13.)
+Cost: A x N, A <= N, takes about 4 A^2 N + 2 A^3 FLOPs per iteration, whatever the batch; half of AdamW's state.
+Shapes: A rows, N columns, E experts.
+"""
+
+import math
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.nn.init import DECAYED, roles
+from tandem.recipe import register
+from tandem.training.optimiser import AdamW, groups_by_decay
+
+HIDDEN = DECAYED - {"embedding", "head"}
+"""Roles that Muon moves: tables and head map single tokens, whose rows have no directions to share."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic in `orthogonalised`: the steepest at zero that keep singular values within 0.7 to 1.2 (Jordan)."""
+
+
+@register("optimiser", "muon")
+class Muon(AdamW):
+    """Momentum made orthogonal for hidden matrices, AdamW for tables, head, norms, biases and gates."""
+
+    class Config(AdamW.Config):
+        momentum: float = Field(0.95, ge=0, lt=1)
+        """Decay of the running mean of a matrix's gradients; `betas` and `eps` are AdamW's."""
+        nesterov: bool = True
+        """Look ahead: the gradient counts once more."""
+        iterations: int = Field(5, ge=1)
+        """Of Newton-Schulz."""
+
+    config: Config
+
+    def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
+        c = self.config
+        stacked: dict[tuple[int, ...], list[Tensor]] = {}
+        for parameter, parts in _matrices(network):
+            stacked.setdefault(parts, []).append(parameter)
+        own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "nesterov": c.nesterov}
+        groups = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
+        hidden = {id(parameter) for parameters in stacked.values() for parameter in parameters}
+        for group in groups_by_decay(network, c.weight_decay):
+            if rest := [p for p in group["params"] if id(p) not in hidden]:
+                groups.append(group | {"params": rest})
+        return MuonAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """Muon for the groups that have `momentum`, AdamW for the others: one state, one set of groups."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None, "gradients are there already"
+        for group in self.param_groups:
+            for parameter in group["params"] if "momentum" in group else ():
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+                    parameter.grad = None  # AdamW passes over what has none
+        super().step()
+
+    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if not state:
+            state["step"] = torch.zeros((), device=gradient.device)  # AdamW reads its state back with one for all
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        state["step"] += 1
+        mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
+        whole = _whole(update)
+        moved = [_scaled(part, group["iterations"]) for part in whole.split(group["parts"], dim=-2)]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(_cut(torch.cat(moved, dim=-2), parameter), alpha=-group["lr"])
+
+
+def orthogonalised(matrix_AN: Tensor, iterations: int = 5) -> Tensor:
+    """U V^T of matrix = U S V^T, nearly: singular values come to lie within about 0.7 to 1.2. In bfloat16.
+
+    Newton-Schulz: X <- a X + (b X X^T + c (X X^T)^2) X acts on every singular value as a x + b x^3 + c x^5.
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrix_AN.shape[0] > matrix_AN.shape[1]
+    x = matrix_AN.bfloat16().T if tall else matrix_AN.bfloat16()
+    x = x / x.norm().clamp(min=1e-7)  # no singular value exceeds the Frobenius norm; the quintic diverges above 1
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def _scaled(update: Tensor, iterations: int) -> Tensor:
+    """An update with the root mean square of AdamW's, about 0.2; of a stack of experts, matrix by matrix."""
+    if update.ndim > 2:
+        return torch.stack([_scaled(matrix, iterations) for matrix in update])
+    return orthogonalised(update, iterations).to(update.dtype) * (0.2 * math.sqrt(max(update.shape)))
+
+
+def _matrices(network: nn.Module) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """Hidden matrices, each with the rows of those stacked in it."""
+    role = roles(network)
+    found = []
+    for path, module in network.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            if role.get(full) in HIDDEN and parameter.ndim > 1:  # a tied parameter has one of its names
+                found.append((parameter, getattr(module, "parts", (parameter.shape[-2],))))
+    return found
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded over processes."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
+
+
+def _cut(whole: Tensor, like: Tensor) -> Tensor:
+    """`whole`, which every process has, sharded as `like` is."""
+    if not hasattr(like, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(like, DTensor)
+    mesh = like.device_mesh
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(
+        placements=like.placements
+    )

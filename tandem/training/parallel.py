@@ -1,0 +1,216 @@
+"""Many processes train as one: the same batches, the same losses, one of them writes.
+
+    torchrun --nproc-per-node 2 -m -- tandem train RECIPE      (the -- keeps torchrun from reading --run as its own)
+
+    rows of a step    | rank 0, micro-batch 0 | rank 0, micro-batch 1 | rank 1, micro-batch 0 | rank 1, micro-batch 1 |
+    targets           counted, added over ranks before any backward: one small message a step, stop signals with it
+    losses            each a share of the step's mean, so gradients ADD over ranks (both libraries divide unless told)
+
+`ddp` keeps weights and optimiser whole in every process; `fsdp` (FSDP2) cuts them into as many pieces as there are
+processes, gathers a block where it is computed, and scatters its gradient. Either wraps one module whose forward is
+the objective's loss, so that their hooks stand around everything that an objective does with a network.
+
+A process that dies ends the others: torchrun stops them, and without it gloo fails at once, NCCL after TIMEOUT.
+Cost for N processes and P parameters: ddp sends 2 P gradients a step; fsdp 2 P weights for every micro-batch and
+P gradients, all float32. What is written and printed comes from rank 0.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tandem.networks.network import Network
+from tandem.recipe import UserError
+from tandem.training.device import Choice, Training
+from tandem.training.health import SIGNALS
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+"""After which a process that waits for one that is gone, or writes or prepares something, gives up."""
+
+STATES = 16
+"""Bytes of a parameter in training: its weight, its gradient and two means of AdamW, float32."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, seen from one: its number, how many there are, its number on its machine.
+
+    With one process every method is a matter of course, and none communicates.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails in one process by the user's cause or the disk's is raised in all, and told by the first."""
+        error: Exception | None = None
+        try:
+            yield
+        except (UserError, OSError) as raised:
+            error = raised
+        if error := next((e for e in self.gather(error) if e is not None), None):
+            if isinstance(error, UserError):
+                error.is_told_elsewhere = not self.is_first
+            raise error
+
+    def gather(self, mine: T) -> list[T]:
+        """What every process has, by rank."""
+        if self.count == 1:
+            return [mine]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, mine)
+        return found
+
+    def first(self, action: Callable[[], T]) -> T:
+        """What `action` gives in the first process, which alone runs it."""
+        value: Any = None
+        with self.together():
+            if self.is_first:
+                value = action()
+        return self.gather(value)[0]
+
+    def total_counts(self, counts: Mapping[str, int], asked: int | None) -> tuple[dict[str, int], int | None]:
+        """Counts of all processes, and a signal by which any was asked to stop."""
+        if self.count == 1:
+            return dict(counts), asked
+        total = torch.tensor([*counts.values(), *(asked == number for number in SIGNALS)])
+        dist.all_reduce(total)
+        signals = total[len(counts) :].tolist()
+        asked = next((int(number) for number, times in zip(SIGNALS, signals, strict=True) if times), None)
+        return dict(zip(counts, total.tolist(), strict=False)), asked
+
+    def total_sums(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scalars of all processes, added in float64."""
+        if self.count == 1:
+            return dict(sums)
+        total = torch.stack([value.detach().double() for value in sums.values()])
+        dist.all_reduce(total)
+        return dict(zip(sums, total.unbind(), strict=True))
+
+    def largest(self, *values: float) -> list[float]:
+        """Of each, that of the process that has most."""
+        return [max(column) for column in zip(*self.gather(values), strict=True)]
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """The processes that torchrun started, in one group as long as the block runs; or this one alone."""
+    rank, count, local = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if count < 2:
+        yield ALONE
+        return
+    cuda = torch.cuda.is_available() and local < torch.cuda.device_count()
+    if cuda:
+        torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    yield Ranks(rank, count, local)
+    # Only in peace: after an error others may wait for this process, which must not wait for them.
+    dist.destroy_process_group()
+
+
+def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device, parameters: int) -> Choice[str]:
+    """`ddp` as long as weights, gradients and optimiser take no more than a quarter of the memory of a process."""
+    if ranks.count == 1:
+        return Choice("none", "one process")
+    if config.parallel != "auto":
+        return Choice(config.parallel, "asked for")
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory //= int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
+    share = f"weights, gradients and AdamW take {STATES * parameters / 2**30:.2g} of {memory / 2**30:.3g} GiB a process"
+    if 4 * STATES * parameters <= memory:
+        return Choice("ddp", f"{share}: each holds them whole")
+    return Choice("fsdp", f"{share}: each holds its part")
+
+
+class StepLoss(nn.Module):
+    """An objective on a network as one module: what is wrapped."""
+
+    def __init__(self, network: Network, objective: Any):
+        super().__init__()
+        self.network, self.objective = network, objective
+
+    def forward(self, batch: Any, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.objective.loss(self.network, batch, counts)
+
+
+def wrapped(loss: StepLoss, how: str) -> nn.Module:
+    """`loss` with gradients added over processes; fsdp cuts the parameters of its network in place."""
+    if how == "ddp":
+        model = DistributedDataParallel(loss, gradient_as_bucket_view=True)
+        model.register_comm_hook(None, _add)
+        return model
+    if how == "fsdp":
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        mesh = init_device_mesh(next(loss.parameters()).device.type, (dist.get_world_size(),))
+        for block in loss.network.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(loss, mesh=mesh)
+        for module in loss.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    return loss
+
+
+def _add(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """What DDP sends: the sum, where it would divide by the number of processes."""
+    sent = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert sent is not None
+    return sent.get_future().then(lambda done: done.value()[0])
+
+
+def adding(model: nn.Module, is_last: bool) -> AbstractContextManager:
+    """Around a micro-batch: only the last of a step sends gradients."""
+    if isinstance(model, DistributedDataParallel) and not is_last:
+        return model.no_sync()
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which every process holds a part, gathered; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor, cut over the processes as another one is; as it is where that one is whole."""
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else value
+
+
+def require_divisible(rows: int, micro_batches: int, ranks: Ranks) -> None:
+    """Raises UserError where the rows of a step can not be dealt out evenly."""
+    parts = ranks.count * micro_batches
+    if rows % parts:
+        raise UserError(
+            f"batch.rows = {rows}: must be a multiple of {parts} = {ranks.count} processes x batch.micro_batches "
+            f"{micro_batches}; write batch.rows={math.ceil(rows / parts) * parts}, or start "
+            f"{math.gcd(rows // micro_batches, ranks.count)} processes"
+        )

@@ -1,0 +1,146 @@
+"""Where records go: JSON lines, TensorBoard, Weights & Biases. (The terminal is training/display.py.)
+
+A record is a dict with `kind`, `step`, and numbers, texts and further dicts. JSON lines are the record of the run; all
+else is a view, made from it and nothing else.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandem.recipe import UserError, require
+from tandem.training.folder import RunFolder, replace_file
+
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Where records go. `text` is what a terminal shows of a record that is not a step; empty: nothing."""
+
+    def write(self, record: Record, text: str = "") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line, appended by one write: a process that is killed loses at most the line it is writing.
+
+    Floats are written so that they read back bit for bit. JSON knows neither nan nor inf: such a value is null, and
+    named in `not_finite`, as in {"norm": null, "not_finite": {"norm": "inf"}}.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def write(self, record: Record, text: str = "") -> None:
+        odd = {key: repr(value) for key, value in leaves(record) if _is_odd(value)}
+        line = json.dumps(_finite(record) | {"not_finite": odd} if odd else record, ensure_ascii=False, allow_nan=False)
+        data = line.encode() + b"\n"
+        try:
+            while data:  # a disk that is nearly full takes a part, and refuses the rest
+                data = data[self.file.write(data) :]
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: not written ({error}); the last checkpoint stands. "
+                "Make room on the disk and start the same command again"
+            ) from error
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """Every number of every record as a scalar, `kind/key`; what lies after `step` from before is hidden."""
+
+    def __init__(self, folder: Path, step: int):
+        require("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def write(self, record: Record, text: str = "") -> None:
+        for key, value in leaves(record):
+            if isinstance(value, int | float) and key != "step":
+                self.writer.add_scalar(f"{record['kind']}/{key.replace('.', '/')}", value, record["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """Every number of every record, `kind/key` over `step`, in one W&B run for as long as the folder lives.
+
+    The W&B run is found again by an id made of the folder's name and the first process that trained in it, so a copy
+    under another name is another run. `wandb.json` in the folder keeps, by kind, the last step that was sent: what a
+    run does again after its last checkpoint is not sent twice.
+
+    A run of days does not end because a network does: an error of W&B is told once, on standard error, and from there
+    on nothing is sent. The record has it all.
+    """
+
+    def __init__(self, folder: RunFolder, project: str):
+        self.wandb = require("wandb", "wandb")
+        self.sent_file, self.project = folder.path / "wandb.json", project
+        self.sent: dict[str, int] = json.loads(self.sent_file.read_bytes()) if self.sent_file.exists() else {}
+        self.before = dict(self.sent)
+        first = json.loads(folder.environment.read_bytes())[0]
+        self.id = hashlib.sha256(json.dumps([folder.path.name, first]).encode()).hexdigest()[:16]
+        self.run: Any = None
+        self._try(lambda: self._start(folder))
+
+    def _start(self, folder: RunFolder) -> None:
+        # The terminal belongs to the display. What a dead network keeps here at the end waits for `wandb sync`.
+        waits = {"finish_timeout": 60.0, "finish_timeout_raises": True}
+        settings = self.wandb.Settings(console="off", silent=True, **waits)
+        self.run = self.wandb.init(
+            **{"project": self.project, "id": self.id, "name": folder.path.name, "resume": "allow"},
+            **{"dir": str(folder.path), "config": {"recipe": folder.recipe.read_text("utf-8")}, "settings": settings},
+        )
+        self.run.define_metric("*", step_metric="step")  # W&B's own count would refuse a step for two records
+
+    def write(self, record: Record, text: str = "") -> None:
+        kind, step = record["kind"], record["step"]
+        if self.run is None or step <= self.before.get(kind, -1):
+            return
+        numbers = {
+            f"{kind}/{key.replace('.', '/')}": value
+            for key, value in leaves(record)
+            if isinstance(value, int | float) and key != "step"
+        }
+        self.sent[kind] = step
+        self._try(lambda: self.run.log({"step": step, **numbers}))
+        self._try(lambda: replace_file(self.sent_file, json.dumps(self.sent).encode()))
+
+    def close(self) -> None:
+        if self.run is not None:
+            self._try(self.run.finish)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (self.wandb.Error, OSError) as error:
+            self.run = None
+            print(f"Weights & Biases: {error}; nothing more is sent there. The record is whole.", file=sys.stderr)
+
+
+def leaves(record: Record, above: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a record that is not a mapping itself."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _finite(record: Record) -> Record:
+    """The record with null in place of what is not finite."""
+    return {k: _finite(v) if isinstance(v, dict) else None if _is_odd(v) else v for k, v in record.items()}
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

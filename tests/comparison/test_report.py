@@ -1,0 +1,152 @@
+"""What a study's page and table say: the verdict, all that was measured, nothing of the machine's paths."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+from tandem.comparison.charts import log_ticks, ticks
+from tandem.comparison.report import table
+from tandem.comparison.results import Point
+from tandem.comparison.summary import Summary, spent_until
+from tandem.recipe import UserError
+
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Text of a page by section; asserts that every element is closed and nothing is loaded."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "img", "iframe")
+        assert all(not value.startswith(("http", "//", "/")) for key, value in attrs if key in ("src", "href"))
+        self.open += [tag] if tag not in VOID else []
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += [] if self.open[-1:] == ["style"] else data.split()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def everything(run, arms=("decoder", "sps", "memory <2x>"), seeds=(1, 2, 3), **changes):
+    return [run(arm, seed, **changes) for arm in arms for seed in seeds]
+
+
+def test_a_page_holds_all_of_a_study(make_study, run, page):
+    rates = [1e-3, 2e-3, 4e-3]
+    trials = [run(arm, 1000, rate, trial=True) for arm in ("decoder", "sps", "memory <2x>") for rate in rates]
+    html = page(make_study(rates=rates), everything(run) + trials)
+    text = Page(html).text
+    assert "sps wins" in text and "every other arm" in text
+    for word in (
+        "network.window",
+        "memory <2x>",
+        "wiki.txt",
+        "stories",
+        "2 M tokens",
+        "4c1f2ab",
+        "AMD EPYC 9B45",
+        "240",
+    ):
+        assert word in text
+    for word in ("/home", "ada", "$", "edge of the learning rates", "warning: ", "nan"):
+        assert word not in text, word
+    assert "was wide <sps>, and nobody crossed it & lived." in text
+    assert html.count("<svg") == 1 + 4 + 2
+    assert not re.search(r"(?<!xmlns=.)https?://|@import|url\(", html)
+
+
+def test_the_page_loads_nothing_and_closes_what_it_opens_for_every_kind_of_study(make_study, run, page):
+    two = ("decoder", "sps")
+    arms = {arm: {"network.name": arm} for arm in two}
+    kinds = {
+        "No result yet": (make_study(), []),
+        "No verdict yet": (make_study(), everything(run)[:4]),
+        "No winner: one seed": (make_study(arms=arms, seeds=[1]), everything(run, two, [1])),
+        "No winner": (make_study(arms=arms), everything(run, two, spread=0.5)),
+        "sps wins": (make_study(arms=arms), everything(run, two)),
+        "Nothing to compare": (make_study(arms={"decoder": {}}), everything(run, ["decoder"])),
+    }
+    for headline, (study, results) in kinds.items():
+        text = Page(page(study, results)).text
+        assert headline in text and "nan" not in text, headline
+        assert headline in table(study, results)
+        assert ("wins" in text) == (headline == "sps wins")
+
+
+def test_missing_runs_are_named_and_hold_back_the_verdict(make_study, run, page):
+    html = page(make_study(rates=[1e-3, 2e-3]), [*everything(run)[:-1], run("sps", 1000, 1e-3, trial=True)])
+    text = Page(html).text
+    assert "memory <2x>, seed 3" in text and "sps, trial at 0.002" in text and "sps, trial at 0.001" not in text
+    assert "8 of 9 runs" in text and "wins" not in text
+
+
+def test_warnings(make_study, run):
+    rates = [1e-3, 2e-3, 4e-3]
+    study = make_study(rates=rates)
+    trials = [run("sps", 1000, rate, trial=True) for rate in (2e-3, 4e-3)]
+    assert not any("edge" in warning for warning in Summary.of(study, [*trials, run("sps", 1, 1e-3)]).warnings)
+    high = Summary.of(make_study(rates=rates[:2]), [run("sps", 1000, rate, trial=True) for rate in rates[:2]])
+    assert high.warnings == ["sps did best at 0.002, the edge of the learning rates tried: try higher ones, too."]
+    other = run("sps", 2)
+    other.environment[:] = [other.environment[0] | {"torch": "2.11.0", "dirty": True}]
+    found = Summary.of(study, [run("sps", 1), other]).warnings
+    assert "Runs differ in torch: 2.13.0+cpu; 2.11.0. Do not compare their seconds." in found
+    assert any("dirty" in warning for warning in found) and len(found) == 2
+
+
+def test_runs_scored_on_other_documents_are_refused(make_study, run):
+    results = everything(run)
+    results[4] = dataclasses.replace(results[4], documents=results[4].documents + 1)
+    with pytest.raises(UserError, match="different documents"):
+        table(make_study(), results)
+
+
+def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
+    slow = {"training_seconds": 1.0}
+    first, second = table(make_study(), everything(run)), table(make_study(), everything(run, **slow))
+    likelihood, clock = first.split("by the clock")
+    assert likelihood == second.split("by the clock")[0] and clock != second.split("by the clock")[1]
+    sps = next(line for line in likelihood.splitlines() if line.startswith("sps  "))
+    runs = [run("sps", seed).nats_per_token for seed in (1, 2, 3)]
+    assert f"{np.mean(runs):.4f} ± {np.std(runs, ddof=1):.4f}" in sps
+
+
+def test_what_a_loss_cost_lies_on_the_line_between_two_points():
+    curve = [Point(1, 100, 10.0, 1.0, 5.0), Point(2, 200, 20.0, 3.0, 4.0), Point(3, 300, 30.0, 4.0, 4.5)]
+    assert spent_until(curve, 4.25) == (175, 17.5, 2.5)
+    assert spent_until(curve, 6.0) == (100, 10.0, 1.0)
+    assert spent_until(curve, 3.9) is None and spent_until([], 3.9) is None
+
+
+def test_losses_to_reach(make_study, run):
+    summary = Summary.of(make_study(), everything(run))
+    assert len(summary.targets) > 1 and all(summary.spent(arm, summary.targets[-1])[0] for arm in summary.runs)
+    best = min(result.nats_per_token for result in summary.runs["sps"])
+    assert summary.spent("sps", best) == (None, 1)
+    assert Summary.of(make_study(targets=[3.5, 4.0]), everything(run)).targets == [4.0, 3.5]
+
+
+def test_ticks_are_round_and_inside():
+    assert ticks(0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert ticks(-0.013, 0.021, 5) == pytest.approx([-0.01, 0, 0.01, 0.02])
+    assert log_ticks(3, 40) == [5, 10, 20] and log_ticks(1, 1e6) == [10.0**power for power in range(7)]

@@ -1,0 +1,159 @@
+"""A study ends bit for bit where it would have ended, however often it was cut off and by whomever it was finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import STUDY, read, write
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.folder import StudyFolder
+from tandem.training.observers import CLOCK_KEYS
+
+CLOCKS = {*CLOCK_KEYS, "evaluation_seconds", "prefill_seconds", "tokens_per_second"}
+TRIED = STUDY + "rates: [1e-3, 4e-3]\n"
+RUNS = 6
+
+
+def start(study: Path, studies: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tandem", "compare", study, "--studies", studies, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out
+
+
+def without_clocks(value):
+    if isinstance(value, dict):
+        return {key: without_clocks(inner) for key, inner in value.items() if key not in CLOCKS}
+    return [without_clocks(inner) for inner in value] if isinstance(value, list) else value
+
+
+def lines(folder: Path):
+    return [without_clocks(json.loads(line)) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def until(process: subprocess.Popen, holds):
+    while not holds():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+
+
+def steps_of(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b'"kind": "step"') if metrics.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, small_corpus):
+    """The study, finished without interruption by two processes at a time."""
+    folder = tmp_path_factory.mktemp("whole")
+    out = finish(start(write(folder, small_corpus, TRIED), folder, "--processes", "2"))
+    assert "run 6 of 6" in out and "report" in out
+    return folder / "tiny"
+
+
+@pytest.mark.slow
+def test_cut_off_three_times_and_finished_by_two_commands_it_is_the_same_study(whole, tmp_path, small_corpus):
+    study, folder = write(tmp_path, small_corpus, TRIED), tmp_path / "tiny"
+    first, later = folder / "runs" / "deep-lr0.001", folder / "runs" / "deep-lr0.004"
+
+    process = start(study, tmp_path)  # inside a run, both processes killed at once
+    until(process, lambda: steps_of(first) >= 12)
+    process.send_signal(signal.SIGSTOP)
+    os.kill(int((first / ".lock").read_text()), signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    assert not (first / "result.json").exists()
+
+    process = start(study, tmp_path)  # between runs, the command alone
+    until(process, (first / "result.json").exists)
+    process.kill()
+    process.communicate()
+
+    process = start(study, tmp_path)  # inside a run, as by Ctrl-C
+    until(process, lambda: steps_of(later) >= 7)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "of 6 runs finished; the same command goes on" in errors
+
+    both = [start(study, tmp_path), start(study, tmp_path)]
+    assert sum("report" in finish(process).splitlines()[-1] for process in both) >= 1
+    assert lines(folder) == lines(whole) and len(lines(folder)) == RUNS
+    assert (folder / "table.txt").exists() and (folder / "report.html").exists()
+    processes = {r.name: len(json.loads((r / "environment.json").read_text())) for r in (folder / "runs").iterdir()}
+    assert processes["deep-lr0.001"] > 1 and processes["deep-lr0.004"] > 1  # these were cut off
+    assert all(processes[name] == 1 for name in processes if name.endswith("seed1"))  # nobody did the work of another
+
+
+@pytest.mark.slow
+def test_a_finished_study_shows_its_result_at_once_and_is_rebuilt_from_its_runs(whole, small_corpus, tmp_path):
+    before, stamps = lines(whole), [path.stat().st_mtime_ns for path in sorted(whole.glob("runs/*/*"))]
+    (whole / "results.jsonl").unlink()
+    finish(start(write(tmp_path, small_corpus, TRIED), whole.parent))
+    assert lines(whole) == before
+    assert stamps == [path.stat().st_mtime_ns for path in sorted(whole.glob("runs/*/*"))]
+
+
+@pytest.mark.slow
+def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus):
+    folder = StudyFolder(read(tmp_path, small_corpus, text=TRIED), whole)
+    trials, runs = ([r for r in folder.results() if r.trial is kind] for kind in (True, False))
+    for kind in trials, runs:
+        assert all((result.documents == kind[0].documents).all() for result in kind)
+    assert not set(trials[0].documents) & set(runs[0].documents)
+    for result in runs:
+        assert len(result.curve) == 15 and result.curve[-1].step == result.steps == 30  # every second step of 30
+        assert result.curve[-1].nats_per_token == pytest.approx(result.nats_per_token, abs=0)
+        assert result.training_seconds == result.curve[-1].seconds > result.curve[0].seconds
+        tried = {trial.lr: trial.nats_per_token for trial in trials if trial.arm == result.arm}
+        assert result.lr == min(tried, key=tried.__getitem__)
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, small_corpus):
+    text = STUDY.replace("budget: 30 steps", "budget: 100 tokens").replace("{network.depth: 1}", "{batch: {rows: 8}}")
+    process = start(write(tmp_path, small_corpus, text), tmp_path)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2 and "Traceback" not in errors
+    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in errors and "deep" not in errors
+    assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
+    asked = ["compare", str(tmp_path / "tiny.yaml"), "--studies", str(tmp_path), "--list"]
+    listed = CliRunner().invoke(main, asked).stdout.splitlines()
+    assert "finished" in listed[0] and "failed: budget" in listed[1]
+
+
+def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, small_corpus, monkeypatch):
+    folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3, 8e-3]"), tmp_path / "tiny")
+    folder.open()
+    monkeypatch.setattr(folder, "result", lambda job: type("Told", (), {"nats_per_token": 5 - job.rate}))
+
+    def end(name: str, code: int | None = None):
+        (folder.runs / name).mkdir()
+        if code is None:
+            (folder.runs / name / "result.json").write_text("{}")
+        else:
+            error = {"message": "no", "diverged": code == 3, "time": 0}
+            (folder.processes / f"{name}.error.json").write_text(json.dumps(error))
+
+    for arm in "deep", "wide":
+        end(f"{arm}-lr0.001")
+        end(f"{arm}-lr0.004")
+    assert folder.chosen() == {}
+    end("deep-lr0.008", code=3)
+    end("wide-lr0.008", code=2)
+    assert folder.chosen() == {"deep": 4e-3}  # wide waits: its trial may succeed when it is made again
+    assert [job.name for job in folder.jobs() if not job.trial] == ["deep-lr0.004-seed1"]
+    assert folder.missing() == [
+        "wide-lr0.008: no",
+        "wide: no learning rate is chosen, for not all of its trials are finished",
+    ]

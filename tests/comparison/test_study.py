@@ -1,0 +1,148 @@
+"""A study says what its runs are, and every mistake in it, with its line, before anything is trained."""
+
+import pytest
+from tiny import STUDY, read, write
+
+from tandem.comparison.folder import StudyFolder
+from tandem.comparison.study import load_study
+from tandem.recipe import UserError, recipes
+
+RATES = "rates: [1e-3, 4e-3]\n"
+
+
+def complaint(folder, small_corpus, *overrides, text=STUDY):
+    with pytest.raises(UserError) as caught:
+        read(folder, small_corpus, *overrides, text=text)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_arms_differ_only_in_what_they_say(tmp_path, small_corpus):
+    study = read(tmp_path, small_corpus)
+    assert study.arms["deep"]["network.depth"] == 3 and study.arms["wide"]["network.depth"] == 1
+    assert all(key.startswith("network.") for arm in study.arms.values() for key in arm)
+    runs = study.runs(dict.fromkeys(study.arms))
+    assert [run.name for run in runs] == ["deep-seed1", "wide-seed1"]
+    deep, wide = map(study.recipe, runs)
+    for key in deep.origins:
+        assert key in study.arms["deep"] or deep.value(key) == wide.value(key), key
+    assert (deep.seed, str(deep.budget), deep.batch.rows) == (1, "30 steps", 2)
+
+
+def test_every_arm_gets_the_same_trials_on_documents_of_their_own(tmp_path, small_corpus):
+    study = read(tmp_path, small_corpus, "seeds=[4, 5]", "rates=[1e-3, 4e-3]")
+    trials = study.trials()
+    assert [trial.name for trial in trials] == ["deep-lr0.001", "wide-lr0.001", "deep-lr0.004", "wide-lr0.004"]
+    for trial in trials:
+        recipe = study.recipe(trial)
+        assert recipe.seed == 1000 and recipe.optimiser.lr == trial.rate and recipe.evaluation.split == "tuning"
+    runs = study.runs({"deep": 1e-3, "wide": 4e-3})
+    assert [run.name for run in runs][:2] == ["deep-lr0.001-seed4", "wide-lr0.004-seed4"]
+    assert {study.recipe(run).evaluation.split for run in runs} == {"comparison"}
+    assert study.recipe(runs[1]).optimiser.lr == 4e-3
+    assert read(tmp_path, small_corpus).recipe(runs[0]._replace(rate=None)).evaluation.split == "all"
+
+
+def test_runs_share_what_they_may_spend_together(tmp_path, small_corpus):
+    text = STUDY.replace("budget: 30 steps", "together: 2 minutes")
+    study = read(tmp_path, small_corpus, "seeds=[1, 2, 3]", "rates=[1e-3, 4e-3, 8e-3]", text=text)
+    assert str(study.budget) == "10 seconds" == str(study.recipe(study.trials()[0]).budget)
+
+
+def test_its_values_lie_over_those_of_the_recipe_and_under_those_of_the_arm(tmp_path, small_corpus):
+    text = STUDY.replace("wide: {network.depth: 1}", "wide: {recipe: decoder/1m, batch: {rows: 3}}")
+    study = read(tmp_path, small_corpus, "evaluation.every=7", "arms.wide.network.heads=2", text=text)
+    deep, wide = (study.recipe(run) for run in study.runs(dict.fromkeys(study.arms)))
+    assert (wide.network.width, wide.network.heads, wide.batch.rows, deep.batch.rows) == (128, 2, 3, 2)
+    assert wide.evaluation.every == deep.evaluation.every == 7
+
+
+@pytest.mark.parametrize(
+    ("written", "instead_of", "line"),
+    [
+        (
+            "baseline: dep",
+            "baseline: deep",
+            'tiny.yaml:17  baseline = "dep": no such arm; did you mean deep? arms: deep',
+        ),
+        ("seeds: [1, 1]", "seeds: [1]", "tiny.yaml:18  seeds = [1, 1]: one is written twice"),
+        (
+            "seeds: []",
+            "seeds: [1]",
+            "tiny.yaml:18  seeds = []: must be a list, each item a whole number >= 0 of length",
+        ),
+        ("seed: [1]", "seeds: [1]", "tiny.yaml:18  seed = [1]: no such key; did you mean seeds? a study takes title"),
+        ("budget: 3 Gt", "budget: 30 steps", 'tiny.yaml:19  budget = "3 Gt": unknown unit "Gt"; write "5e9 tokens"'),
+        ("", "budget: 30 steps", "budget: required: what each run may spend"),
+        ("rates: [1e-3]", "", "tiny.yaml:20  rates = [0.001]: one is no choice"),
+        (RATES + "tuning_seed: 1", "", "tiny.yaml:18  seeds = [1]: 1 is the seed of the trials"),
+        (
+            "deep: {network.dept: 3}",
+            "deep: {network.depth: 3, network.width: 32}",
+            "network.dept = 3: no such key; did",
+        ),
+        ("wide: {seed: 3}", "wide: {network.depth: 1}", "tiny.yaml:16  arms.wide.seed: the study gives it"),
+        ("wide/1: {}", "wide: {network.depth: 1}", "tiny.yaml:16  arms.wide/1: must be a name of letters"),
+        (
+            "wide: {recipe: decoder/2m}",
+            "wide: {network.depth: 1}",
+            'tiny.yaml:16  recipe = "decoder/2m": no such recipe',
+        ),
+        (
+            "wide: {corpus.vocabulary: 300}",
+            "wide: {network.depth: 1}",
+            "tiny.yaml:16  corpus.vocabulary = 300 in arm wide",
+        ),
+    ],
+)
+def test_a_mistake_has_its_line(tmp_path, small_corpus, written, instead_of, line):
+    text = STUDY.replace(instead_of, written) if instead_of else STUDY + written + "\n"
+    assert line in complaint(tmp_path, small_corpus, text=text)
+
+
+def test_all_mistakes_of_all_arms_are_told_once(tmp_path, small_corpus):
+    lines = complaint(tmp_path, small_corpus, "network.dept=3", "arms.wide.batch.rows=0").splitlines()
+    assert len(lines) == 2 and lines[0].startswith("override  network.dept = 3") and "batch.rows = 0" in lines[1]
+
+
+def test_data_elsewhere_are_named_without_where_they_lie(tmp_path, small_corpus, monkeypatch):
+    texts = next(line.partition("=")[2] for line in small_corpus if line.startswith("corpus.texts"))
+    override = 'corpus.texts=["${TANDEM_DATA}/sub/*.txt"]'
+    monkeypatch.delenv("TANDEM_DATA", raising=False)
+    assert "the environment has no TANDEM_DATA; set it" in complaint(tmp_path, small_corpus, override)
+    monkeypatch.setenv("TANDEM_DATA", "/somewhere")
+    study = read(tmp_path, small_corpus, override)
+    assert study.texts == ["sub/*.txt"] and "/somewhere" not in study.to_yaml()
+    assert read(tmp_path, small_corpus).texts == [texts.strip("[]").rpartition("/")[2]]
+
+
+def test_more_may_be_added_to_a_study_but_nothing_else_changed(tmp_path, small_corpus):
+    def opened(*overrides, text=STUDY + RATES):
+        StudyFolder(read(tmp_path, small_corpus, *overrides, text=text), tmp_path / "studies" / "tiny").open()
+
+    def refused(*overrides, text=STUDY + RATES):
+        with pytest.raises(UserError, match="holds another study") as caught:
+            opened(*overrides, text=text)
+        return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+    opened()
+    assert refused("seeds=[2]") == ["seeds: [1] there, [2] asked"]
+    assert refused("budget=9 steps", "level=0.1") == [
+        "budget: 30 steps there, 9 steps asked",
+        "level: 0.05 there, 0.1 asked",
+    ]
+    assert refused("arms.wide.network.depth=2") == ["arms.wide.network.depth: 1 there, 2 asked"]
+    assert refused(text=STUDY.replace("wide:", "flat:") + RATES) == ["arms.wide: an arm there, absent asked"]
+    assert "rates: [0.001, 0.004] there, [] asked" in refused(text=STUDY)
+    opened("seeds=[1, 2]", "rates=[1e-3, 4e-3, 8e-3]", "targets=[3.5]", "arms.flat.network.depth=2", "title=Another")
+    assert refused() == ["seeds: [1, 2] there, [1] asked", *refused()[1:]]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("studies/")])
+def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch):
+    monkeypatch.setenv("TANDEM_DATA", "/data")
+    study = load_study(name.removeprefix("studies/"))
+    assert study.arms.keys() >= {study.baseline} and study.texts
+
+
+def test_the_file_written_is_found_by_its_path(tmp_path, small_corpus):
+    assert load_study(str(write(tmp_path, small_corpus, name="mine"))).name == "mine"

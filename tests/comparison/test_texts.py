@@ -1,0 +1,81 @@
+"""Further texts are judged by the ruler of the held-out text, under the run's tokenizer."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.trained import open_trained
+from tandem.corpus import prepare_texts
+from tandem.evaluation.likelihood import likelihood
+from tandem.training.folder import RunFolder
+
+SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
+BOOK = "The cat sees a naïve bird. " * 20
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_corpus):
+    """A run with two texts, one of them of two files."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "book.txt").write_text(BOOK)
+    (folder / "news.jsonl").write_text('{"text": "River."}\n{"text": "House and tree."}\n')
+    named = f"evaluation.texts={{books: {folder}/book.txt, news: [{folder}/news.jsonl, {folder}/book.txt]}}"
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus, named)
+    assert done.exit_code == 0, done.output
+    return folder / "mine", done.output
+
+
+def test_each_text_is_scored_at_the_end_shown_and_recorded(trained):
+    path, said = trained
+    result = json.loads((path / "result.json").read_text())
+    (recorded,) = RunFolder.open(path).records("texts")
+    assert recorded["texts"] == result["texts"] and recorded["step"] == 4
+    assert [(name, text["documents"]) for name, text in result["texts"].items()] == [("books", 1), ("news", 3)]
+    run = open_trained(path)
+    for name, text in result["texts"].items():
+        store = prepare_texts(run.recipe.corpus, "it", run.recipe.evaluation.texts[name], run.corpus.tokenizer)
+        expected = likelihood(run.network.eval(), store, context=32, rows=3)
+        first = [run.corpus.tokenizer.decode(store.document(i)[:1]) for i in range(len(store))]
+        assert text["bytes"] == store.manifest.bytes - len("".join(first).encode())  # the first token is not scored
+        assert text["tokens"] == len(store.tokens) - len(store)
+        assert text["nats"] == pytest.approx(expected.nats, rel=1e-5)  # float32 in rows of another shape
+        assert text["bits_per_byte"] == pytest.approx(text["nats"] / math.log(2) / text["bytes"], rel=1e-12)
+        assert f"{text['bits_per_byte']:.3f} bits/byte on {name}: {text['tokens']:,} tokens" in said
+
+
+def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path):
+    path, said = trained
+    (tmp_path / "poem.txt").write_text(BOOK)
+    done = tandem("evaluate", path, "--texts", f"poems={tmp_path / 'poem.txt'}")
+    assert done.exit_code == 0, done.output
+    held_out, books, news, poems = done.stdout.strip().splitlines()
+    assert held_out.startswith("step 4 of 4: ") and "bits/byte on held-out text" in held_out and " on news:" in news
+    assert poems == books.replace("on books:", "on poems:")
+    assert books in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("poems", "--texts poems: write NAME=PATH"),
+        ("books=x.txt", "--texts books=x.txt: the run has a text books already"),
+        ("poems=nowhere.txt", '--texts poems = "nowhere.txt": no such text found'),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_told(trained, given, message):
+    done = tandem("evaluate", trained[0], "--texts", given)
+    assert done.exit_code == 2 and message in done.stderr, done.stderr
+
+
+def test_a_recipe_whose_texts_are_not_there_spends_nothing(tmp_path, small_corpus):
+    missing = "evaluation.texts={books: nowhere.txt}"
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *SMALL, *small_corpus, missing)
+    assert done.exit_code == 2 and 'evaluation.texts.books = "nowhere.txt": no such text found' in done.stderr
+    assert not (tmp_path / "mine").exists()

@@ -1,0 +1,34 @@
+"""A study of two shapes that trains in a second, as a user would write it."""
+
+from pathlib import Path
+
+from tandem.comparison.study import load_study
+
+STUDY = """\
+title: Deep or wide
+question: Which of two tiny shapes learns more in as many steps?
+recipe: decoder/tiny
+overrides:
+  batch: {rows: 2, context: 32}
+  sampling: {tokens: 3}
+  checkpoint.every: 5
+  log.every: 1
+  evaluation.documents: 5
+arms:
+  deep: {network.depth: 3, network.width: 32}
+  wide: {network.depth: 1}
+baseline: deep
+seeds: [1]
+budget: 30 steps
+"""
+
+
+def write(folder: Path, small_corpus: list[str], text: str = STUDY, name: str = "tiny") -> Path:
+    lines = "".join(f"  {override.replace('=', ': ', 1)}\n" for override in small_corpus)
+    path = folder / f"{name}.yaml"
+    path.write_text(text.replace("overrides:\n", f"overrides:\n{lines}", 1))
+    return path
+
+
+def read(folder: Path, small_corpus: list[str], *overrides: str, text: str = STUDY):
+    return load_study(str(write(folder, small_corpus, text)), overrides)

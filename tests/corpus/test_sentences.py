@@ -1,0 +1,219 @@
+"""Segmentations of a store: made once, beside the tokens, from the text that the tokens hold."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tokenizers
+from pydantic import ValidationError
+from tokenizers import models, pre_tokenizers
+
+from tandem.corpus import Corpus, Segmentation, Tokenizer, prepare, segment
+from tandem.corpus import sentences as module
+from tandem.corpus.splitters import splitter
+from tandem.corpus.store import Store, StoreWriter
+from tandem.recipe import UserError
+
+pytest.importorskip("pysbd")
+
+TEXTS = [
+    "Mr. Smith went to Washington. He arrived at 3.5 p.m., didn't he? Yes!",
+    "\n\n A line first.\n\nThen ☉ another... . . one? And \U0001f600 so on.\n \nThe end",
+    "One sentence only",
+    "x",
+    "and so it goes on and on, " * 40 + "until it ends.",
+]
+
+
+def made(folder, texts, tokenizer=None) -> Store:
+    tokenizer = tokenizer or Tokenizer.train(TEXTS * 20, 330)
+    writer = StoreWriter(folder, tokenizer)
+    writer.append(*tokenizer.encode_batch(texts))
+    writer.close([])
+    return Store(folder)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return made(tmp_path / "store", TEXTS)
+
+
+def sentences_of(store, found, i):
+    tokens = store.document(i)
+    starts = found.document(i)
+    return [store.tokenizer.decode(tokens[a:b]) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+
+
+def test_sentences_tile_every_document_and_decode_to_its_text(store):
+    found = segment(store, Segmentation())
+    assert found.firsts[0] == 0 and found.firsts[-1] == len(found.starts) == found.manifest.sentences
+    for i, text in enumerate(TEXTS):
+        assert "".join(sentences_of(store, found, i)) == text
+        starts = found.document(i)
+        lengths = np.diff(starts, append=len(store.document(i)))
+        assert starts[0] == 0 and (lengths > 0).all() and (lengths <= 64).all()
+    assert sentences_of(store, found, 0) == [
+        "Mr. Smith went to Washington.",
+        " He arrived at 3.5 p.m., didn't he?",
+        " Yes!",
+    ]
+    assert len(found.document(2)) == len(found.document(3)) == 1  # documents of one sentence are kept
+    assert len(found.document(4)) > 4 and found.manifest.counts["cut"] == 1
+
+
+def test_lines_that_pysbd_changes_are_cut_by_the_pattern_instead():
+    ((pieces, by_pattern),) = splitter("rules", None, None)(["Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd"])
+    assert "".join(pieces) == "Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd" and by_pattern == 1
+    assert [piece.strip() for piece in pieces if piece.strip()][:3] == ["Fine.", "Good.", "It ☉ is."]
+
+
+def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypatch):
+    store = made(tmp_path / "store", TEXTS * 6)
+    alone = segment(store, Segmentation(cap=20))
+    monkeypatch.setattr(module, "BATCH", 500)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    copy = made(tmp_path / "copy", TEXTS * 6)
+    seen = []
+    spread = segment(copy, Segmentation(cap=20), lambda done, total: seen.append((done, total)))
+    assert np.array_equal(spread.starts, alone.starts) and spread.manifest == alone.manifest
+    assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == (len(store.tokens), len(store.tokens))
+
+
+def test_segmentations_lie_beside_one_store_and_are_made_once(store, monkeypatch):
+    before = store.fingerprint
+    made_once = segment(store, Segmentation())
+    segment(store, Segmentation(cap=32))
+    segment(store, Segmentation(splitter="every", every=5))
+    assert len(list((store.folder / "sentences").glob("*/manifest.json"))) == 3
+    monkeypatch.setattr(module, "_write", None)
+    again = segment(Store(store.folder), Segmentation())
+    assert np.array_equal(again.starts, made_once.starts)
+    manifest = again.manifest
+    assert manifest.segmentation["cap"] == 64 and manifest.version.startswith("pysbd ")
+    assert manifest.tokenizer == store.manifest.tokenizer
+    Store(store.folder).verify()
+    assert Store(store.folder).fingerprint == before
+
+
+def test_an_interrupted_segmentation_leaves_nothing(store):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        segment(store, Segmentation(), interrupt)
+    assert [path.suffix for path in (store.folder / "sentences").iterdir()] == [".lock"]
+    assert segment(store, Segmentation()).manifest.sentences > 10
+
+
+def test_spans_of_equally_many_tokens(store):
+    found = segment(store, Segmentation(splitter="every", every=5))
+    for i in range(len(TEXTS)):
+        text_tokens = len(store.document(i)) - 1
+        assert found.document(i).tolist() == list(range(0, text_tokens, 5))  # the document end joins the last
+
+
+def test_given_sentences_are_those_of_the_texts(tmp_path):
+    parts = [["One. Still one. ", "Two. "], ["Three."], ["ha, " * 80, "x."]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in parts))
+    (tmp_path / "own.txt").write_text("Held out.")
+    own = str(tmp_path / "own.txt")
+    corpus = prepare(
+        Corpus.Config(
+            texts=str(tmp_path / "a.jsonl"), validation=own, tokenizer="bytes", folder=str(tmp_path / "corpora")
+        )
+    )
+    found = segment(corpus.train, Segmentation(splitter="given", cap=100))
+    assert sentences_of(corpus.train, found, 0) == parts[0]
+    assert sentences_of(corpus.train, found, 1) == parts[1]
+    last = sentences_of(corpus.train, found, 2)
+    assert "".join(last) == "".join(parts[2]) and last[-1] == "x." and len(last) > 4
+    with pytest.raises(UserError, match=r"splitter = given: the texts have none"):
+        segment(corpus.validation, Segmentation(splitter="given"))
+
+
+# Segment any Text: a stand-in for the package, whose weights are not here ------------------------------------------
+
+
+class SaT:
+    def __init__(self, folder, tokenizer_name_or_path):
+        assert (folder, tokenizer_name_or_path) == (SaT.folder, SaT.folder)
+
+    def split(self, texts, threshold):
+        """Like the package: a generator of lists, without the line breaks between sentences."""
+        assert threshold == 0.15
+        for text in texts:
+            yield [piece for piece in text.replace(". ", ".\n").split("\n")] if SaT.honest else ["Something else."]
+
+
+@pytest.fixture
+def sat(tmp_path, monkeypatch):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    SaT.folder, SaT.honest = str(tmp_path / "weights"), True
+    monkeypatch.setitem(sys.modules, "wtpsplit", SimpleNamespace(SaT=SaT))
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"{package} stand-in")
+    splitter.cache_clear()
+    yield Segmentation(splitter="sat", weights=SaT.folder)
+    splitter.cache_clear()
+
+
+def test_segment_any_text_splits_through_its_package(tmp_path, sat):
+    store = made(tmp_path / "store", ["One.\n\nTwo. Three", "Four"])
+    found = segment(store, sat)
+    assert [sentence.strip() for sentence in sentences_of(store, found, 0)] == ["One.", "Two.", "Three"]
+    assert "".join(sentences_of(store, found, 0)) == "One.\n\nTwo. Three"
+    assert found.manifest.version == "wtpsplit wtpsplit stand-in"
+    (tmp_path / "weights" / "model.safetensors").write_text("other weights")
+    splitter.cache_clear()
+    segment(store, sat)
+    assert len(list((store.folder / "sentences").glob("sat-*/manifest.json"))) == 2
+
+
+def test_a_splitter_that_changes_the_text_is_refused_never_replaced(tmp_path, sat):
+    SaT.honest = False
+    with pytest.raises(UserError, match=r"splitter = sat: its sentences leave out text"):
+        segment(made(tmp_path / "store", ["One. Two."]), sat)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wtpsplit", None)
+    with pytest.raises(UserError, match=r"wtpsplit is not installed; pip install 'tandem-lm\[sat\]'"):
+        segment(store, Segmentation(splitter="sat", weights=str(tmp_path)))
+    monkeypatch.setitem(sys.modules, "pysbd", None)
+    with pytest.raises(UserError, match=r"pysbd is not installed; pip install 'tandem-lm\[text\]'"):
+        segment(store, Segmentation())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"splitter": "sat"}, "weights = None is no folder"),
+        ({"splitter": "sat", "weights": "nowhere"}, "weights = nowhere is no folder"),
+        ({"splitter": "every"}, "needs every, the tokens of a span"),
+        ({"splitter": "every", "every": 5, "cap": 9}, "cap = 9: only for splitter rules, sat, given; this is every"),
+        ({"every": 5}, "every = 5: only for splitter every; this is rules"),
+        ({"weights": "x"}, "weights = x: only for splitter sat; this is rules"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_as_the_recipe_is_read(options, said):
+    with pytest.raises(ValidationError, match=said):
+        Segmentation(**options)
+
+
+def test_a_tokenizer_that_changes_the_text_is_refused(tmp_path):
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
+    store = made(tmp_path / "store", ["a b. a"], Tokenizer(inner))
+    with pytest.raises(UserError, match="this tokenizer changes the text"):
+        segment(store, Segmentation())
+    assert segment(store, Segmentation(splitter="every", every=2)).starts.tolist() == [0, 2]
+
+
+def test_a_segmentation_cut_short_is_refused(store):
+    segment(store, Segmentation())
+    (path,) = (store.folder / "sentences").glob("rules-*/starts.bin")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"does not hold the \d+ sentences of its manifest; delete"):
+        segment(store, Segmentation())

@@ -1,0 +1,158 @@
+"""Processes that train, forked from one that has imported everything: each starts in a fraction of a second."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+
+from tandem import cli
+from tandem.comparison import pretrain
+from tandem.recipe import load
+from tandem.training import checkpoint
+from tandem.training.loop import take_step
+from tandem.training.parallel import joined
+from tandem.training.run import Run
+
+ROOT = Path(__file__).parents[2]
+WAIT = 120
+"""Seconds after which a process is said to hang."""
+
+
+class Ranks:
+    """`count` processes that each run `target(*arguments)`; what they print lies in `log`.0, `log`.1, ..."""
+
+    def __init__(self, count: int, log: Path, target: Callable, *arguments):
+        os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it is told of sys.path
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", *COMMANDS])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.logs = [log.with_name(f"{log.name}.{rank}") for rank in range(count)]
+        self.processes = []
+        for rank in range(count):
+            group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+            env = {key: str(value) for key, value in group.items()}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            process = context.Process(target=_begin, args=(env, self.logs[rank], target, arguments), daemon=True)
+            process.start()
+            self.processes.append(process)
+
+    def wait(self) -> list[int]:
+        """Exit codes, negative for signals. A process that does not end by itself is an error."""
+        for process in self.processes:
+            process.join(WAIT)
+        hanging = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for process in self.processes:
+            process.kill()
+        assert not hanging, f"ranks {hanging} hang\n{self.said}"
+        return [process.exitcode for process in self.processes]
+
+    @property
+    def said(self) -> str:
+        return "\n".join(log.read_text() if log.exists() else "" for log in self.logs)
+
+
+COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.networks", "tandem.objectives"]
+
+
+def _begin(env: dict[str, str], log: Path, target: Callable, arguments: tuple) -> None:
+    os.environ.update(env)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    torch.set_num_threads(1)
+    try:
+        target(*arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def command(arguments: list[str], damage: str | None = None, at: int = 0) -> None:
+    """The command itself, on a machine with a flaw."""
+    if damage == "slow":
+        _write_slowly()
+    if damage == "full" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        _fill_disk(at)
+    cli.main(arguments)
+
+
+def _write_slowly() -> None:
+    """Every file of a checkpoint is half there for a while, and so it is when a process is killed meanwhile."""
+    write_durably = checkpoint.write_durably
+
+    def slowly(path: Path, data: bytes) -> None:
+        path.write_bytes(data[: len(data) // 2])
+        time.sleep(0.01)
+        write_durably(path, data)
+
+    checkpoint.write_durably = slowly
+
+
+def _fill_disk(at: int) -> None:
+    """From the checkpoint of step `at` on this process finds no room for it."""
+    save = checkpoint.save
+
+    def in_little_room(folder: Path, step: int, *rest):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if step >= at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            return save(folder, step, *rest)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # the log of this test is a file, too
+
+    checkpoint.save = in_little_room
+
+
+def stages(specs: list[dict], result: Path) -> None:
+    """Trains by each of `specs` in turn and writes what the first process saw as JSON."""
+    cli._fill()
+    with joined() as ranks:
+        found = [stage(ranks=ranks, **spec) for spec in specs]
+        if ranks.is_first:
+            result.write_text(json.dumps(found))
+
+
+def stage(
+    overrides: list[str],
+    last: int,
+    first: int = 0,
+    load_from: str | None = None,
+    save_in: str | None = None,
+    compiled: bool = False,
+    **given,
+) -> dict:
+    """Steps `first` to `last`: losses and gradient norms, and in the end the nats of the ruler, and weights."""
+    recipe = load("decoder/tiny", overrides)
+    run = Run(recipe, pretrain.prepared(recipe), **given)
+    if compiled:
+        run.network.compile("aot_eager")
+    if load_from:
+        checkpoint.restore(Path(load_from), run.network, run.optimiser, run.ranks)
+    seen = []
+    for step in range(first, last):
+        run.enter(step)
+        taken = take_step(run, step)
+        seen.append([next(iter(taken.means().values())), float(taken.norm)])
+    if save_in:
+        state = run.network, run.optimiser, {"step": last}
+        checkpoint.save(Path(save_in), last, *state, keep=1, ranks=run.ranks)
+    whole = run.whole_network().state_dict()
+    counts = taken.counts
+    with contextlib.redirect_stdout(None):
+        _, judged = pretrain.judge(run, last, 7)
+    weights = {name: tensor.flatten()[:50].tolist() for name, tensor in whole.items()}
+    return {"seen": seen, "counts": counts, "nats": judged["nats"], "tokens": judged["tokens"], "weights": weights}

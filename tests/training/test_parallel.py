@@ -1,0 +1,120 @@
+"""Any number of processes takes the same steps as one, and goes on from what any other number has saved."""
+
+import json
+
+import pytest
+import torch
+from ranks import Ranks, stage, stages
+
+from tandem.recipe import UserError
+from tandem.training.device import Training
+from tandem.training.parallel import ALONE, choose_parallel, require_divisible
+from tandem.training.parallel import Ranks as Group
+
+SIZE = ["network.depth=2", "network.width=32", "batch.rows=16", "batch.context=16", "budget=20 steps"]
+BAGS = ["objective.name=superposition", "objective.bag=2", "objective.boundary=fold", "objective.until=0.5"]
+BAGS += ["objective.reinit_at_switch=embeddings", "network.moe.experts=4", "network.moe.active=2"]
+BAGS += ["network.moe.balance=0.1", "network.mlp_width=24"]
+"""Phases, slots of unequal counts, and a loss of which every process knows a part."""
+STEPS = 20
+APART = 1e-5
+"""float32 sums in another order: a tenth of this was seen after 20 steps."""
+
+
+@pytest.fixture(scope="module")
+def spec(small_corpus):
+    def make(how="auto", micro=1, **given):
+        how = [f"training.parallel={how}", f"batch.micro_batches={micro}", "training.precision=float32"]
+        return {"overrides": [*SIZE, *small_corpus, *how], "last": STEPS, **given}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(spec):
+    """All steps by one process."""
+    return stage(**spec())
+
+
+def by(count, specs, folder):
+    ranks = Ranks(count, folder / f"log of {count}", stages, specs, folder / "result.json")
+    assert ranks.wait() == [0] * count, ranks.said
+    return json.loads((folder / "result.json").read_text())
+
+
+def require_same(found, alone, first=0):
+    assert torch.tensor(found["seen"]).sub(torch.tensor(alone["seen"][first:])).abs().max() < APART
+    assert found["counts"] == alone["counts"]
+    assert found["tokens"] == alone["tokens"] and found["nats"] == pytest.approx(alone["nats"], rel=APART)
+    for name, weights in found["weights"].items():
+        assert weights == pytest.approx(alone["weights"][name], abs=1e-4), name  # AdamW magnifies the least gradients
+
+
+@pytest.fixture(scope="module")
+def in_two(spec, tmp_path_factory):
+    """What two processes saw, and where they saved step 10 (fsdp) and step 15 (ddp, from that)."""
+    folder = tmp_path_factory.mktemp("two")
+    ten, fifteen = str(folder / "ten"), str(folder / "fifteen")
+    cases = {
+        "ddp": spec("ddp"),
+        "ddp, accumulated": spec("ddp", 4),
+        "fsdp": spec("fsdp"),
+        "fsdp, accumulated": spec("fsdp", 4),
+        "fsdp, half": spec("fsdp", save_in=ten) | {"last": 10},
+        "ddp, from there": spec("ddp", load_from=f"{ten}/step-00000010", first=10, save_in=fifteen) | {"last": 15},
+        "ddp, compiled": spec("ddp", compiled=True),
+        "fsdp, compiled": spec("fsdp", 2, compiled=True),
+    }
+    for how in ("ddp", "fsdp"):
+        cases[f"{how}, bags"] = spec(how)
+        cases[f"{how}, bags"]["overrides"] += BAGS
+    for name in ("ddp, compiled", "fsdp, compiled"):
+        cases[name]["overrides"].append("training.recompute=true")
+    return dict(zip(cases, by(2, list(cases.values()), folder), strict=True)), folder
+
+
+@pytest.mark.parametrize(
+    "case", ["ddp", "ddp, accumulated", "fsdp", "fsdp, accumulated", "ddp, compiled", "fsdp, compiled"]
+)
+def test_two_processes_take_the_steps_of_one(in_two, alone, case):
+    require_same(in_two[0][case], alone)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_mixtures_in_bags_take_the_steps_of_one(in_two, spec, how):
+    given = spec()
+    given["overrides"] += BAGS
+    require_same(in_two[0][f"{how}, bags"], stage(**given))
+
+
+def test_micro_batches_of_one_process_are_no_other_steps(spec, alone):
+    require_same(stage(**spec(micro=4)), alone)
+
+
+def test_from_fsdp_over_ddp_to_one_process_no_step_changes(in_two, spec, alone):
+    found, folder = in_two
+    whole = torch.tensor(alone["seen"])
+    assert torch.tensor(found["fsdp, half"]["seen"]).sub(whole[:10]).abs().max() < APART
+    assert torch.tensor(found["ddp, from there"]["seen"]).sub(whole[10:15]).abs().max() < APART
+    require_same(stage(**spec(load_from=str(folder / "fifteen/step-00000015"), first=15)), alone, first=15)
+
+
+def test_four_processes_go_on_from_two(in_two, spec, alone, tmp_path):
+    ten = str(in_two[1] / "ten/step-00000010")
+    for found in by(4, [spec(how, load_from=ten, first=10) for how in ("fsdp", "ddp")], tmp_path):
+        require_same(found, alone, first=10)
+
+
+def test_rows_that_can_not_be_dealt_out_are_refused():
+    require_divisible(16, 4, Group(0, 4))
+    with pytest.raises(UserError, match=r"batch.rows = 16: must be a multiple of 12 = 3 processes x .* 4; write.*=24"):
+        require_divisible(16, 4, Group(0, 3))
+
+
+def test_weights_are_cut_where_they_would_fill_the_memory():
+    cpu = torch.device("cpu")
+    assert choose_parallel(Training.Config(parallel="fsdp"), ALONE, cpu, 1).value == "none"
+    two = Group(0, 2)
+    assert choose_parallel(Training.Config(), two, cpu, 10**6).value == "ddp"
+    assert choose_parallel(Training.Config(), two, cpu, 10**13).value == "fsdp"
+    assert choose_parallel(Training.Config(parallel="fsdp"), two, cpu, 10**6) == ("fsdp", "asked for")
