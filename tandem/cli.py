@@ -112,6 +112,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
+Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also from a phase that is no language model yet.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
@@ -233,6 +234,7 @@ def evaluate(
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
     probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
+    unfinished: Unfinished = False,
 ) -> None:
     """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
     _fill()
@@ -240,11 +242,11 @@ def evaluate(
     from tandem.recipe import UserError
 
     if probe:
-        trained.probe(run, probe, overrides or [])
+        trained.probe(run, probe, overrides or [], unfinished=unfinished)
     elif overrides:
         raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
     else:
-        print(trained.evaluate(run, documents, texts or []))
+        print(trained.evaluate(run, documents, texts or [], unfinished=unfinished))
 
 
 @main.command()
@@ -256,13 +258,14 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1)] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     seed: int = 0,
+    unfinished: Unfinished = False,
 ) -> None:
     """Go on with texts, streaming."""
     _fill()
     from tandem.comparison import trained
 
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, prompts or [""], tokens, options, seed)
+    trained.continue_texts(run, prompts or [""], tokens, options, seed, unfinished)
 
 
 @main.command()
@@ -270,18 +273,19 @@ def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
     run: RunPath,
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
+    unfinished: Unfinished = False,
 ) -> None:
     """Look inside a trained network; numbers and picture go to RUN/analysis."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.analyse(name, run, options or []))
+    print(trained.analyse(name, run, options or [], unfinished))
 
 
 @main.command()
-def export(run: RunPath, folder: Path) -> None:
+def export(run: RunPath, folder: Path, unfinished: Unfinished = False) -> None:
     """Write a run's model as safetensors, config.json and tokenizer.json."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.write_model(run, folder))
+    print(trained.write_model(run, folder, unfinished))

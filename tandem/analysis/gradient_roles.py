@@ -58,6 +58,11 @@ class GradientRoles(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, store, network = self.config, run.corpus.validation, run.network.eval()
+        if getattr(network.config, "moe", None):
+            raise UserError(
+                "analyse gradient_roles: a mixture of experts gives a slot no gradient of its own in one product; "
+                "ask a run with network.moe: null"
+            )
         tokens = c.tokens or min(1024, run.recipe.batch.context)
         first, horizon = tokens // 16, tokens // 2
         if c.targets > horizon:

@@ -186,7 +186,7 @@ class StudyFolder:
             run = Run(recipe, prepared(recipe))
         except UserError as error:
             return str(error)
-        return f"{run.steps * run.flops_per_step:.3g} FLOP"
+        return f"{run.flops(run.steps):.3g} FLOP"
 
 
 def _require_same_study(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:

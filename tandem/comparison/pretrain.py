@@ -116,7 +116,7 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console
     plan_file = folder.path / "plan.json"
     if not ranks.first(plan_file.exists):
         speed = run.speed or run.measure()
-        made = {"steps": run.steps, "page": page(run, speed), "step_seconds": speed.step_seconds}
+        made = {"steps": run.steps, "page": page(run, speed), "seconds": speed.seconds(run.flops(run.steps))}
         ranks.first(lambda: replace_file(plan_file, json.dumps(made, indent=1).encode()))
     plan = ranks.first(lambda: json.loads(plan_file.read_text()))
     ranks.first(lambda: folder.truncate_metrics(step or None))
@@ -139,23 +139,25 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console
                 found, judged = judge(run, run.steps, None, progress)
             # First the file, for the record says that it is done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
-            ranks.first(lambda: log.write(judged, in_words(judged)))
+            ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
         texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
         if texts["texts"].keys() != recipe.evaluation.texts.keys():
             texts = {"kind": "texts", "step": run.steps, **judge_texts(run, terminal)}
             words = f"\n{'':<12}".join(in_words(text, name) for name, text in texts["texts"].items())
             ranks.first(lambda: log.write(texts, words))
     network = run.whole_network()
-    ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
+    if not run.note:
+        ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
-        "tokens": run.steps * run.tokens_per_step,
-        "flops": run.steps * run.flops_per_step,
+        "tokens": run.tokens(run.steps),
+        "positions": run.view.positions(run.steps),
+        "flops": run.flops(run.steps),
         "training_seconds": run.progress.seconds,
         "evaluation_seconds": texts["seconds"] + sum(record["seconds"] for record in folder.records("likelihood")),
         "spikes": run.progress.spikes,
         "skipped": run.progress.skipped,
-        "planned_seconds": plan["step_seconds"] * run.steps,
+        "planned_seconds": plan["seconds"],
         "parameters": run.cost.parameters,
         "likelihood": judged,
         "texts": texts["texts"],
@@ -179,7 +181,7 @@ class Evaluations:
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is judged on all documents
             _, judged = judge(self.run, step.step, self.config.documents)
-            self.log.write(judged, in_words(judged))
+            self.log.write(judged, noted(self.run.note, in_words(judged)))
 
     def close(self) -> None:
         pass
@@ -194,7 +196,8 @@ class Samples:
 
     def after_step(self, step: Step) -> None:
         for prompt, text in samples(self.run):
-            self.log.write({"kind": "sample", "step": step.step, "prompt": prompt, "text": text}, prompt + text)
+            words = noted(self.run.note, prompt + text)
+            self.log.write({"kind": "sample", "step": step.step, "prompt": prompt, "text": text}, words)
 
     def close(self) -> None:
         pass
@@ -254,6 +257,11 @@ def as_record(found: Likelihood) -> dict[str, Any]:
     }
 
 
+def noted(note: str, words: str) -> str:
+    """`words` with what the network does at this step of the run in place of reading tokens, one at a time."""
+    return f"{words} (one token at a time, after {note})" if note else words
+
+
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
     return (
         f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
@@ -286,13 +294,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": in_words(result["likelihood"]),
     }
-    curve = folder.path / "loss.png"
+    curve, model = folder.path / "loss.png", folder.path / "model"
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
         "loss curve": curve if curve.exists() else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib",
         "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
-        "model": folder.path / "model",
+        "model": model if model.exists() else "not written; the run ends in a phase that is no language model",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
     said += [f"{'text':<11} {in_words(text, name)}" for name, text in result["texts"].items()]

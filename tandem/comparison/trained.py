@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
-from tandem.comparison.pretrain import as_record, go_on, in_words, planned
+from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned
 from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
@@ -28,25 +28,40 @@ from tandem.training.folder import RunFolder, replace_file
 from tandem.training.run import Run
 
 
-def open_trained(path: Path) -> Run:
-    """The run in `path` at its last checkpoint. Raises: UserError where it has none yet."""
+def open_trained(path: Path, unfinished: bool = False) -> Run:
+    """The run in `path` at its last checkpoint.
+
+    Raises: UserError where it has none yet, or one that is no language model yet, unless `unfinished` is taken, too.
+    """
     folder = RunFolder.open(path)
     if not checkpoint.standing(folder.checkpoints):
         raise UserError(f"{path}: no checkpoint yet; train it first: tandem train {folder.recipe} --run {path.name}")
-    return go_on(folder, planned(folder, load(str(folder.recipe))))
+    run = go_on(folder, planned(folder, load(str(folder.recipe))))
+    if run.note and not unfinished:
+        raise UserError(
+            f"{path}: step {run.progress.step:,} of {run.steps:,} is no language model yet: it has read {run.note}; "
+            "train it further, or take it as it is with --unfinished"
+        )
+    return run
 
 
-def open_model(path: Path) -> tuple[Network, Tokenizer]:
+def open_model(path: Path, unfinished: bool = False) -> tuple[Network, Tokenizer]:
     """Network and tokenizer of a run's folder, or of an exported model's."""
     if (path / CONFIG).is_file():
         return load_exported(path)
-    run = open_trained(path)
+    run = open_trained(path, unfinished)
     return run.network, run.corpus.tokenizer
 
 
-def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), console: Console | None = None) -> str:
+def evaluate(
+    path: Path,
+    documents: int | None,
+    given: Sequence[str] = (),
+    console: Console | None = None,
+    unfinished: bool = False,
+) -> str:
     """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
-    run = open_trained(path)
+    run = open_trained(path, unfinished)
     stores = text_stores(run.recipe, run.corpus, console) | given_stores(run.recipe, run.corpus, given, console)
     found = {}
     for name, store in {"held-out text": run.corpus.validation, **stores}.items():
@@ -54,10 +69,12 @@ def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), conso
         with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
             found[name] = scored(run, store, documents, split, progress)
     words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
-    return f"step {run.progress.step:,} of {run.steps:,}: {words}"
+    return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 
-def probe(path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None) -> None:
+def probe(
+    path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None, unfinished: bool = False
+) -> None:
     """Runs a probe (evaluation/probe.py) on the run in `path`, shows what it found and keeps it in `probes/`.
 
     Raises: UserError where no probe has this name, or an option is wrong.
@@ -67,7 +84,7 @@ def probe(path: Path, name: str, overrides: Sequence[str] = (), console: Console
         known = f"probes: {', '.join(probes)}" if probes else "none is registered"
         raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
     config = configure("probe", name, overrides)
-    run, terminal = open_trained(path), console or Console(highlight=False)
+    run, terminal = open_trained(path, unfinished), console or Console(highlight=False)
     with torch.no_grad():
         found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
     folder = path / "probes"
@@ -86,9 +103,11 @@ def probe(path: Path, name: str, overrides: Sequence[str] = (), console: Console
     terminal.print(f"{'kept in':<11} {folder}", markup=False, soft_wrap=True)
 
 
-def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[str, Any], seed: int) -> None:
+def continue_texts(
+    path: Path, prompts: list[str], tokens: int, options: dict[str, Any], seed: int, unfinished: bool = False
+) -> None:
     """Prints what follows each prompt: one as it appears, several one after the other."""
-    network, tokenizer = open_model(path)
+    network, tokenizer = open_model(path, unfinished)
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
     pieces: list[str] = []
@@ -104,7 +123,7 @@ def continue_texts(path: Path, prompts: list[str], tokens: int, options: dict[st
     print("" if pieces else "\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
 
 
-def analyse(name: str, path: Path, options: list[str]) -> str:
+def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
     Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
@@ -114,7 +133,7 @@ def analyse(name: str, path: Path, options: list[str]) -> str:
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
     config = configure("analysis", name, [f"analysis.{option}" for option in options])
-    run = open_trained(path)
+    run = open_trained(path, unfinished)
     network = run.recipe.values["network"]["name"]
     if not hasattr(run.recipe.choice("network"), cls.asks):
         able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
@@ -155,10 +174,10 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
     return load(str(RunFolder.open(path).recipe), [*given, f"start.run={path}", *overrides])
 
 
-def write_model(path: Path, folder: Path) -> str:
+def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:
     """Exports the run in `path` to a new `folder`. Raises: UserError where there is something already."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; export to a new folder")
-    run = open_trained(path)
+    run = open_trained(path, unfinished)
     export(run.network, run.corpus.tokenizer, run.recipe.values, folder)
     return f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"

@@ -7,17 +7,20 @@
 A store is prepared once and mapped into memory; a batch is computed from (seed, step) and nothing else.
 """
 
+from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.order import Order, shuffled
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
-from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, scoring_rows
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
 
 __all__ = [
     "IGNORE",
+    "BagRows",
     "Batch",
     "Corpus",
+    "FoldedRows",
     "Order",
     "PackedRows",
     "ScoringBatch",
@@ -25,6 +28,7 @@ __all__ = [
     "Sentences",
     "Store",
     "Tokenizer",
+    "View",
     "load_tokenizer",
     "prepare",
     "prepare_texts",

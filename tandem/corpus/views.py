@@ -9,8 +9,10 @@ different views meet the same documents in the same order.
 Letters: B rows, T tokens of a row.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,8 +31,8 @@ class Batch:
     """Rows of tokens with what is asked of them.
 
     Attributes:
-        tokens: (B, T) int64.
-        targets: (B, T) int64, the token after each, IGNORE where nothing is asked.
+        tokens: (B, T) int64; where a position reads a bag of s tokens (corpus/bags.py), (B, T, s).
+        targets: (B, T) int64, the token after each, IGNORE where nothing is asked; (B, T, S) where S are asked.
         starts: (B, T) int64, index in the row of the first position that each position may know of: where its
             document starts, 0 if that was in an earlier row.
         key: of what is drawn at random in this step, the same for all its micro-batches and processes; None: nothing
@@ -47,28 +49,57 @@ class Batch:
         return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
 
-class PackedRows:
-    """Documents one after the other, cut into rows of equal length: row r of step s is the stream's slice
-    [(s * rows + r) * context, ... + context], its first `context` tokens the inputs, its last the targets."""
+class View(Protocol):
+    """Batches of `rows` rows of `context` positions, a pure function of (seed, step)."""
 
-    def __init__(self, store: Store, seed: int, rows: int, context: int):
-        self.order, self.rows, self.context = Order(store, seed), rows, context
+    rows: int
+    context: int
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
         """The rows of one step, or one of `parts` equal runs of them: together they are the same whatever `parts`.
 
         Raises: UserError if the rows can not be split so.
         """
-        if self.rows % parts:
-            raise UserError(f"batch: {self.rows} rows can not be split into {parts} equal parts")
-        rows, T = self.rows // parts, self.context
-        begin = (step * self.rows + part * rows) * T
+        ...
+
+    def read(self, step: int) -> int:
+        """Where the view stands in the stream before `step`: what lies before is read, or passed over."""
+        ...
+
+
+class PackedRows:
+    """Documents one after the other, cut into rows of equal length: row r of step s is the stream's slice
+    [(s * rows + r) * context, ... + context], its first `context` tokens the inputs, its last the targets; all of it
+    `begin` tokens on."""
+
+    def __init__(self, store: Store, seed: int, rows: int, context: int):
+        self.order, self.rows, self.context, self.begin = Order(store, seed), rows, context, 0
+
+    def from_token(self, begin: int) -> "PackedRows":
+        """The same rows, cut from this token of the stream on."""
+        other = copy.copy(self)
+        other.begin = begin
+        return other
+
+    def read(self, step: int) -> int:
+        return self.begin + step * self.rows * self.context
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
+        rows, T = equal_part(self.rows, parts), self.context
+        begin = self.begin + (step * self.rows + part * rows) * T
         tokens, begins = self.order.read(begin, rows * T + 1)
         is_first = begins == np.arange(begin, begin + rows * T + 1)
         targets = np.where(is_first, IGNORE, tokens)
         row_begins = begin + np.arange(0, rows * T, T)
         starts = np.maximum(begins[:-1].reshape(rows, T) - row_begins[:, None], 0)
         return Batch(*map(torch.from_numpy, (tokens[:-1].reshape(rows, T), targets[1:].reshape(rows, T), starts)))
+
+
+def equal_part(rows: int, parts: int) -> int:
+    """Rows of each of `parts` equal parts. Raises: UserError where there are no such."""
+    if rows % parts:
+        raise UserError(f"batch: {rows} rows can not be split into {parts} equal parts")
+    return rows // parts
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def learn(
     for step in range(steps):
         network.train()
         batch = task.batch(seed, f"step {step}").to(device)
-        loss, _ = objective.loss(network, batch, objective.count(batch))
+        loss, _ = objective.loss(network, batch, objective.count(network, batch))
         loss.backward()
         optimiser.clip()
         optimiser.step(1.0)

@@ -189,9 +189,10 @@ class ContextReady(Network):
         return self.wrapped.embed(tokens)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        self.wrapped.routings = []  # recomputing the corrections of the pass before has told of them again
         e = self.wrapped.placed(x, batch)
         z = self._walk(e, batch) if self.config.unroll == "bptt" else self._pass(e, batch, self._drawn(batch))
-        return self.wrapped.norm(z), {}
+        return self.wrapped.norm(z), self.wrapped.extra(batch)
 
     def score(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.score`; `passes` in place of the settings'."""

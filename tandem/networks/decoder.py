@@ -27,6 +27,7 @@ from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, Linear, initialise
+from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
@@ -68,7 +69,9 @@ class Decoder(Network):
     def tiny(cls) -> dict[str, Config]:
         gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
         qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
-        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}}
+        # The balance loss depends on how a step is cut, which the contract has to change nothing
+        moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24, "tied": False}
+        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}, "mixture": moe}
         return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
 
     @classmethod
@@ -108,7 +111,7 @@ class Decoder(Network):
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.run(self.placed(x, batch), self.reader(x, batch)), {}
+        return self.run(self.placed(x, batch), self.reader(x, batch)), self.extra(batch)
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
         """Embeddings with their positions, where these are learned: what enters the first block."""
@@ -186,13 +189,13 @@ class DecoderSession:
 
     def __init__(self, network: Decoder, rows: int):
         self.network, self.rows = network, rows
-        self.caches = [Cache(network.config.reach) for _ in network.blocks]
+        self.caches: list[Cache] = [Cache(network.config.reach) for _ in network.blocks]
         self.columns = 0
         self.pads = torch.zeros(rows, dtype=torch.long)
 
     def keep_graph(self) -> None:
         """Before the first column: from here on gradients flow into what is kept."""
-        self.caches = [GraphCache(cache.window) for cache in self.caches]  # type: ignore[misc]
+        self.caches = [GraphCache(cache.window) for cache in self.caches]  # type: ignore[assignment]
 
     def prefill(self, prompts: list[list[int]]) -> Tensor:
         return self.step(self.align(prompts))

@@ -24,6 +24,7 @@ from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
 from tandem.nn.init import roles
+from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
 from tandem.recipe import UserError
 
@@ -58,11 +59,15 @@ class Network(nn.Module):
     """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability."""
 
     Config: ClassVar[Any]
+    tokens_only: ClassVar[str] = ""
+    """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
         self.config, self.vocabulary, self.context = config, vocabulary, context
         self.recompute = False
+        self.routings: list[Routing] = []
+        """Of the pass that is being made, by mixture of experts."""
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
@@ -109,11 +114,40 @@ class Network(nn.Module):
         """(title, span, number of keys) of every pattern, for a row whose documents begin at `starts`."""
         raise NotImplementedError
 
-    def nll(self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    @property
+    def terms(self) -> dict[str, float]:
+        """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
+        moe = getattr(self.config, "moe", None)
+        return {"balance": moe.balance, "load_max": 0.0, "load_min": 0.0} if moe else {}
+
+    def extra(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums of the extra terms of the pass over `batch` that has just been made."""
+        routings, self.routings = self.routings, []  # a new list: recomputation tells the old one again
+        means = mixture_terms(routings) if routings else {}
+        return {name: batch.starts.numel() * mean for name, mean in means.items()}
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        """What the sum of each extra term is divided by: positions, unless a network says otherwise."""
+        return {name: batch.starts.numel() for name in self.terms}
+
+    def add_extra(
+        self, loss: Tensor, sums: dict[str, Tensor], extra: dict[str, Tensor], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A batch's loss and sums with the extra terms of its forward; `counts` are totals of the step."""
+        assert extra.keys() == self.terms.keys(), f"terms {list(self.terms)}, but the forward gave {list(extra)}"
+        for name, weight in self.terms.items():
+            if weight:
+                loss = loss + weight / max(1, counts[name]) * extra[name]
+            sums = sums | {name: extra[name].detach()}
+        return loss, sums
+
+    def nll(
+        self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head."""
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
-        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row)
+        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
 
     def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """-log p of every asked target, nats, (B, T), 0 elsewhere; `x` in place of the tokens' embeddings."""
@@ -127,9 +161,11 @@ class Network(nn.Module):
 
     def run_block(self, block: nn.Module, x: Tensor, reader: Any, *more: Any) -> Tensor:
         """block(x, reader, ...), keeping only x for the backward when `recompute` is on."""
+        # A method, not the list: FSDP hands over copies of lists
+        tell = {"tell": self.routings.append} if getattr(self.config, "moe", None) and torch.is_grad_enabled() else {}
         if self.recompute and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(block, x, reader, *more, use_reentrant=False)
-        return block(x, reader, *more)
+            return torch.utils.checkpoint.checkpoint(block, x, reader, *more, use_reentrant=False, **tell)
+        return block(x, reader, *more, **tell)
 
     def start_from(self, other: "Network") -> None:
         """Takes over the weights of a trained network. Raises: UserError where that would be another function."""

@@ -41,6 +41,7 @@ from tandem.nn.attention import Groups, Source, attend, plan_attention
 from tandem.nn.block import linear_work
 from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, initialise
+from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
@@ -87,7 +88,7 @@ class SPS(Decoder):
         grouped = {"key_heads": 2, "qk_norm": True, "bias": True, "tied": False}
         given: dict[str, dict[str, Any]] = {
             "separated": {"window": 3},
-            "side_read": {"window": 0},
+            "side_read": {"window": 0, "moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24},
             "two_x_memory": {"window": None, **grouped},
             "delayed_state": {"window": 3, "persistent": "predictions"},
             "delayed_state_0": {"window": 0, "persistent": "predictions", **grouped},
@@ -244,11 +245,11 @@ class StreamSession(DecoderSession):
 
     def __init__(self, network: SPS, rows: int):
         super().__init__(network, rows)
-        self.rings = [Cache(network.config.window) for _ in network.blocks]
+        self.rings: list[Cache] = [Cache(network.config.window) for _ in network.blocks]
 
     def keep_graph(self) -> None:
         super().keep_graph()
-        self.rings = [GraphCache(ring.window) for ring in self.rings]  # type: ignore[misc]
+        self.rings = [GraphCache(ring.window) for ring in self.rings]  # type: ignore[assignment]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         stores = self.caches[layer], self.rings[layer]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tandem.nn.init import Linear, Scheme
 from tandem.nn.mlp import MLP, MLPKind, inner_width
+from tandem.nn.moe import Mixture, MixtureConfig, Routing
 from tandem.nn.norm import NormKind, norm
 from tandem.nn.rope import Rotation, rotate
 from tandem.recipe import Settings
@@ -44,6 +45,8 @@ class BlockConfig(Settings):
     """Position-wise network: swiglu, gelu (erf) or gelu_tanh."""
     mlp_width: int | None = Field(None, ge=1)
     """F, inner width; null: 8C/3 rounded up to a multiple of 64 for swiglu, 4C for gelu."""
+    moe: MixtureConfig | None = None
+    """A mixture of experts, each as wide as the MLP would be, in place of it; null: the MLP."""
     norm: NormKind = "rms"
     """rms or layer."""
     norm_eps: float = Field(1e-6, gt=0)
@@ -67,6 +70,8 @@ class BlockConfig(Settings):
         head_width = self.head_width or self.width // self.heads
         if self.positions != "learned" and head_width % 2:
             raise ValueError(f"rotary positions need an even head width, not {head_width}; or positions: learned")
+        if self.moe is not None and (self.mlp != "swiglu" or self.bias):
+            raise ValueError("moe: experts are swiglu without biases; leave mlp and bias")
         inner = inner_width(self.mlp, self.width)
         return {"key_heads": self.heads, "head_width": head_width, "mlp_width": inner}
 
@@ -101,10 +106,16 @@ class Block(nn.Module):
         self.norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.output = Linear(queries, c.width, bias=c.bias, role="attention_out")
         self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
-        self.mlp = MLP(c.mlp, c.width, inner, bias=c.bias)
+        self.mlp = Mixture(c.moe, c.width, inner) if c.moe else MLP(c.mlp, c.width, inner, bias=c.bias)
 
-    def forward(self, x: Tensor, reader: Reader, asking: slice | None = None) -> Tensor:
-        """x (B, T, C) to (B, T, C); with `asking`, only those rows go on: the others are read, and that is all."""
+    def forward(
+        self, x: Tensor, reader: Reader, asking: slice | None = None, *, tell: Callable[[Routing], object] | None = None
+    ) -> Tensor:
+        """x (B, T, C) to (B, T, C).
+
+        With `asking`, only those rows go on: the others are read, and that is all. A mixture of experts tells where
+        the tokens went.
+        """
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
         project, finish, project_apart = compiled or (Block.project, Block.finish, Block.project_apart)
@@ -113,7 +124,11 @@ class Block(nn.Module):
         else:
             everything, x = x, x[asking]
             q, k, v = project_apart(self, x, everything, reader.rotation)
-        return finish(self, x, reader(self.layer, q, k, v))
+        y = reader(self.layer, q, k, v)
+        if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on them
+            x = self.add(x, y)
+            return x + self.mlp(self.norm_mlp(x), tell)
+        return finish(self, x, y)
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
@@ -142,8 +157,12 @@ class Block(nn.Module):
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
-        x = x + self.output(y.transpose(1, 2).flatten(-2))
+        x = self.add(x, y)
         return x + self.mlp(self.norm_mlp(x))
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x and what was read."""
+        return x + self.output(y.transpose(1, 2).flatten(-2))
 
 
 def _turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
@@ -168,5 +187,7 @@ def linear_work(config: BlockConfig) -> int:
 
 
 def mlp_work(config: BlockConfig) -> int:
-    """Multiply-adds of a block's MLP for one token."""
+    """Multiply-adds of a block's MLP for one token; of a mixture, router and active experts."""
+    if config.moe is not None:
+        return config.width * (3 * config.moe.active * config.derived[2] + config.moe.experts)
     return (3 if config.mlp == "swiglu" else 2) * config.width * config.derived[2]

@@ -35,6 +35,7 @@ def nll_sums(
     targets_NS: Tensor,
     *,
     coefficients: Tensor | None = None,
+    any_of: bool = False,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the nll of all targets, with its gradient, and the plain sums by slot.
@@ -45,6 +46,8 @@ def nll_sums(
         weight_VC: the rows of the output matrix that take part; its gradient adds up in float32.
         targets_NS: ids, or IGNORE, of shape (N, S), or (N,) for S = 1.
         coefficients: weight of each target, of the shape of the targets or (S,); 1 if not given. No gradient.
+        any_of: a row is asked for any one of its targets, which are taken as a set: -log of the sum of their
+            probabilities. Its coefficient is the largest of its targets', and there is one sum.
         chunk: rows whose logits exist at once; by default what fits in 128 MiB, at most 1,024.
     Returns: (loss, differentiable once with respect to hidden and weight; sums_S in nats, detached).
     Raises: ValueError for shapes or dtypes that do not fit; RuntimeError on asking for a second derivative.
@@ -60,7 +63,7 @@ def nll_sums(
     coefficients_NS = given.to(_exact(hidden_NC)).reshape(-1, *slots).expand(shape)
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_NC, weight_VC)]
     chunk = chunk or _rows_at_once(weight_VC)
-    return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, chunk, wanted)
+    return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, any_of, chunk, wanted)
 
 
 def token_nll(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -93,6 +96,7 @@ class _Sums(torch.autograd.Function):
         weight_VC: Tensor,
         targets_NS: Tensor,
         coefficients_NS: Tensor,
+        any_of: bool,
         chunk: int,
         wanted: list[bool],
     ) -> tuple[Tensor, Tensor]:
@@ -100,10 +104,13 @@ class _Sums(torch.autograd.Function):
         (N, S), V = targets_NS.shape, weight_VC.shape[0]
         asked_NS = targets_NS != IGNORE
         targets_NS = targets_NS.where(asked_NS, 0)
+        if any_of:
+            asked_NS = asked_NS & ~_repeated(targets_NS, asked_NS)
         coefficients_NS = coefficients_NS.masked_fill(~asked_NS, 0)
         matrix_VC = weight_VC.to(compute)
 
-        loss, sums_S = hidden_NC.new_zeros((), dtype=exact), hidden_NC.new_zeros(S, dtype=exact)
+        loss = hidden_NC.new_zeros((), dtype=exact)
+        sums_S = hidden_NC.new_zeros(1 if any_of else S, dtype=exact)
         grad_hidden = torch.empty_like(hidden_NC) if wanted[0] else None
         grad_weight = torch.zeros_like(weight_VC, dtype=exact) if wanted[1] else None
         # Buffers serve all chunks: fresh pages for each would cost a tenth. Autocast leaves products with out= alone.
@@ -121,9 +128,17 @@ class _Sums(torch.autograd.Function):
             z_nV.sub_(z_nV.amax(1, keepdim=True))
             z_y_nS = z_nV.gather(1, targets_nS)
             mass_n1 = z_nV.exp_().sum(1, keepdim=True)
-            nll_nS = (mass_n1.log() - z_y_nS).masked_fill_(~asked_NS[rows], 0)
-            sums_S += nll_nS.sum(0)
-            loss += (nll_nS * weights_nS).sum()
+            if any_of:
+                weights_n1, open_nS = weights_nS.amax(1, keepdim=True), ~asked_NS[rows]
+                z_y_nS = z_y_nS.masked_fill(open_nS, -torch.inf)
+                nll_n1 = (mass_n1.log() - z_y_nS.logsumexp(1, keepdim=True)).masked_fill_(open_nS.all(1, True), 0)
+                loss += (nll_n1 * weights_n1).sum()
+                sums_S += nll_n1.sum(0)
+                weights_nS = weights_n1 * z_y_nS.softmax(1).nan_to_num()  # each has its share of their probability
+            else:
+                nll_nS = (mass_n1.log() - z_y_nS).masked_fill_(~asked_NS[rows], 0)
+                loss += (nll_nS * weights_nS).sum()
+                sums_S += nll_nS.sum(0)
             if not any(wanted):
                 continue
 
@@ -145,7 +160,13 @@ class _Sums(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: the saved gradients would pass for constants
             raise RuntimeError("nll_sums has no second derivative; use token_nll")
         grads = [None if grad is None else grad * grad_outputs[0] for grad in ctx.saved_tensors]
-        return *grads, None, None, None, None
+        return *grads, None, None, None, None, None
+
+
+def _repeated(targets_NS: Tensor, asked_NS: Tensor) -> Tensor:
+    """Which targets stand among the earlier ones of their row."""
+    same_NSS = (targets_NS[:, :, None] == targets_NS[:, None]) & asked_NS[:, None]
+    return same_NSS.tril(-1).any(-1)
 
 
 def _add_product(total_VC: Tensor, left_Vn: Tensor, right_nC: Tensor) -> None:

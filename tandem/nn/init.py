@@ -3,7 +3,7 @@
 A role says how a parameter is drawn, whether it decays, and under what name its count is reported. It belongs
 to the module that holds the parameter, so that no rule has to guess from shapes or names:
 
-    embedding   head   attention   attention_out   mlp   mlp_out   norm   bias
+    embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   norm   bias
 
 Schemes: the house's (`normal`) and those that the papers' results were made with.
 """
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 Scheme = Literal["normal", "scaled", "scaled_attention", "xavier", "xavier_qkv", "torch"]
 
-DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out"}
+EXPERTS = {"experts", "experts_out"}
+"""Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
+DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
 
 
 class Linear(nn.Linear):
@@ -26,6 +28,15 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=bias)
         self.role = role
         self.parts = parts or (outputs,)
+
+
+class Experts(nn.Module):
+    """E matrices of one shape as one parameter, (E, outputs, inputs)."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, role: str):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.role = role
 
 
 class Embedding(nn.Embedding):
@@ -70,6 +81,9 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
             _draw_table(module.weight, scheme, generator)
         elif isinstance(module, Linear):
             _draw_linear(module, scheme, depth, generator)
+        elif isinstance(module, Experts):
+            for matrix in module.weight:
+                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, generator)
 
 
 def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
@@ -83,15 +97,21 @@ def _draw_linear(linear: Linear, scheme: Scheme, depth: int, generator: torch.Ge
     if linear.bias is not None:
         bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
+    _draw_matrix(linear.weight, linear.role, linear.parts, scheme, depth, generator)
+
+
+def _draw_matrix(
+    weight: Tensor, role: str, parts: tuple[int, ...], scheme: Scheme, depth: int, generator: torch.Generator
+) -> None:
     if scheme == "torch":
-        bound = 1 / math.sqrt(linear.in_features)
-        nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+        bound = 1 / math.sqrt(weight.shape[1])
+        nn.init.uniform_(weight, -bound, bound, generator=generator)
     elif scheme == "xavier":
-        nn.init.xavier_uniform_(linear.weight, gain=math.sqrt(2), generator=generator)
-    elif scheme == "xavier_qkv" and linear.role == "attention":
-        for part in linear.weight.split(linear.parts):
+        nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
+    elif scheme == "xavier_qkv" and role == "attention":
+        for part in weight.split(parts):
             nn.init.xavier_uniform_(part, generator=generator)
     else:
-        shrunk = {"scaled": ("attention_out", "mlp_out"), "scaled_attention": ("attention_out",)}
-        deep = linear.role in shrunk.get(scheme, ())
-        nn.init.normal_(linear.weight, 0.0, 0.02 / math.sqrt(2 * depth) if deep else 0.02, generator=generator)
+        shrunk = {"scaled": ("attention_out", "mlp_out", "experts_out"), "scaled_attention": ("attention_out",)}
+        deep = role in shrunk.get(scheme, ())
+        nn.init.normal_(weight, 0.0, 0.02 / math.sqrt(2 * depth) if deep else 0.02, generator=generator)

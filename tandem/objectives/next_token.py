@@ -1,14 +1,16 @@
 """The next-token objective: tokens in, the token after each asked.
 
-An objective answers two questions. `count` says how many targets of each name a batch asks, before any
-backward; the loop adds the answers over micro-batches and processes. `loss` is then the batch's share of the
-step's mean, so that the losses of all micro-batches simply add up, and sums of nats for the record.
+An objective answers three questions. `phases` says how a run reads the text, step by step (objectives/phases.py).
+`count` says how many targets of each name a batch asks, before any backward; the loop adds the answers over
+micro-batches and processes. `loss` is then the batch's share of the step's mean, so that the losses of all
+micro-batches simply add up, and sums of nats for the record.
 """
 
 from torch import Tensor
 
-from tandem.corpus import IGNORE, Batch
+from tandem.corpus import IGNORE, Batch, PackedRows
 from tandem.networks.network import Network
+from tandem.objectives.phases import Phase
 from tandem.recipe import Settings, register
 
 
@@ -22,13 +24,25 @@ class NextToken:
     def __init__(self, config: Config):
         self.config = config
 
-    def count(self, batch: Batch) -> dict[str, int]:
-        """Targets by name."""
-        return {"nll": int((batch.targets != IGNORE).sum())}
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        """Settings by name at which the contract is tested."""
+        return {"": cls.Config()}
+
+    def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
+        """Of a run of `steps` steps: one."""
+        return [Phase(0, rows)]
+
+    def count(self, network: Network, batch: Batch) -> dict[str, int]:
+        """Targets by name, the network's own terms included."""
+        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
+
+    def floor(self, batch: Batch) -> float:
+        """The least mean that a batch allows a network that knows it by heart, nats."""
+        return 0.0
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         hidden, extra = network(network.embed(batch.tokens), batch)
-        assert not extra, f"{list(extra)}: extra terms need a count and a weight here"
         loss, sums = network.nll(hidden, batch.targets)
-        return loss / max(1, counts["nll"]), {"nll": sums[0]}
+        return network.add_extra(loss / max(1, counts["nll"]), {"nll": sums[0]}, extra, counts)

@@ -8,14 +8,17 @@ Shapes: B rows, T tokens, C width, V vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import tandem.networks
 import tandem.objectives  # noqa: F401 - importing both registers all there are
-from tandem.corpus import IGNORE, Batch
+from tandem.corpus import IGNORE, Batch, Order, PackedRows
+from tandem.corpus.order import Epoch
 from tandem.networks.network import Network
 from tandem.recipe import registered
 
@@ -60,9 +63,55 @@ def cases() -> list[Case]:
     ]
 
 
-def objectives() -> dict[str, Any]:
-    """Every registered objective with its default settings."""
-    return {name: cls(cls.Config()) for name, cls in registered("objective").items()}
+@dataclass(frozen=True)
+class Task:
+    """An objective at one of its tiny settings, and how its first phase reads given texts."""
+
+    name: str
+    objective: Any
+
+    def __str__(self) -> str:
+        return self.name
+
+    def batches(self, rows: list[list[list[int]]], parts: int = 1) -> list[Batch]:
+        """The first step of a run over rows of equal length, given as documents, in `parts` micro-batches."""
+        packed = PackedRows.__new__(PackedRows)
+        packed.order, packed.begin = as_written([text for row in rows for text in row]), 0
+        packed.rows, packed.context = len(rows), sum(map(len, rows[0]))
+        first, *_ = self.objective.phases(packed, steps=2)
+        return [first.view.batch(0, part, parts) for part in range(parts)]
+
+
+def tasks(settings: int | None = None) -> list[Task]:
+    """Every registered objective at each of its tiny settings, or at so many of them."""
+    return [
+        Task("-".join(filter(None, (name, setting))), cls(config))
+        for name, cls in registered("objective").items()
+        for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
+    ]
+
+
+class _AsWritten(Order):
+    sources = ()  # type: ignore[assignment]
+
+    def __init__(self, documents: list[list[int]]):
+        lengths = np.array([len(text) for text in documents])
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        self.store = SimpleNamespace(tokens=np.concatenate(documents), lengths=lengths, offsets=offsets)  # type: ignore[assignment]
+
+    def epoch(self, number: int) -> Epoch:
+        return Epoch(np.arange(len(self.store.lengths)), np.cumsum(self.store.lengths))
+
+    def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        positions = np.arange(start, start + count)
+        within = positions % self.store.offsets[-1]
+        place = np.searchsorted(self.store.offsets, within, side="right") - 1
+        return self.store.tokens[within], positions - within + self.store.offsets[place]
+
+
+def as_written(documents: list[list[int]]) -> Order:
+    """These documents over and over, in the order in which they are given."""
+    return _AsWritten(documents)
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ from rich.text import Text
 Told = Callable[[int, int | None], None]
 """Called with what is done and what there is in all; None where that is not known."""
 
+SHOWN = 4
+"""Terms of a step on its line, beside the loss; the record has them all."""
+
 
 class Display:
     """A sink for records (training/observers.py) that prints to `console`, by default standard output."""
@@ -107,7 +110,7 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     step, steps = record["step"], record["steps"]
     (_, last), *others = record["terms"].items()
     parts = [f"step {step:>{len(str(steps))}}/{steps}", f"{100 * step // steps:>3} %"] if steps else [f"step {step}"]
-    parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others)]
+    parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others[:SHOWN])]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
     parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
     if record.get("spikes"):

@@ -44,7 +44,7 @@ class Taken:
 def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
     """One update of run.network from the batches of `step`; `asked`: by what signal this process is to stop."""
     batches = run.batches(step)
-    counts, asked = run.ranks.total_counts(_added(run.objective.count(batch) for batch in batches), asked)
+    counts, asked = run.ranks.total_counts(_added(run.objective.count(run.network, batch) for batch in batches), asked)
     sums: dict[str, Tensor] = {}
     for index, batch in enumerate(batches, 1):
         batch = batch.to(run.device.value)
@@ -54,7 +54,7 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
             loss.backward()
         sums = _added((sums, terms))
     sums, norm = run.ranks.total_sums(sums), whole(run.optimiser.clip())
-    require_finite(sums, norm, step, where=f"rows {step * run.view.rows} to {(step + 1) * run.view.rows}")
+    require_finite(sums, norm, step, where=run.place(step))
     taken = Taken(sums, counts, norm, 0.0, asked)
     skip = run.optimiser.config.skip_spikes
     is_spike = run.progress.is_spike(taken.level(), run.optimiser.config.spike, skip)
@@ -67,6 +67,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
     run.network.train()
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):
+            run.enter(step)
             began = time.perf_counter()
             taken = take_step(run, step, stop.signal_number)
             _finish(run.device.value)
@@ -93,10 +94,10 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         terms=taken.means(),
         norm=float(taken.norm),
         lr=taken.lr,
-        tokens=done * run.tokens_per_step,
-        flops=done * run.flops_per_step,
+        tokens=run.tokens(done),
+        flops=run.flops(done),
         seconds=run.progress.seconds,
-        tokens_per_second=run.tokens_per_step / seconds,
+        tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
         memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,

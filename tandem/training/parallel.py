@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem.networks.network import Network
@@ -198,6 +198,11 @@ def adding(model: nn.Module, is_last: bool) -> AbstractContextManager:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of which every process holds a part, gathered; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor, cut over the processes as another one is; as it is where that one is whole."""
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else value
 
 
 def require_divisible(rows: int, micro_batches: int, ranks: Ranks) -> None:

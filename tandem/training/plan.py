@@ -30,10 +30,10 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
         "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per token of text = {by_part}",
-        "budget": f"{recipe.budget} = {run.steps:,} steps of {run.tokens_per_step:,} tokens"
-        f" = {scaled(run.steps * run.tokens_per_step)} tokens = {run.steps * run.flops_per_step:.2e} FLOP",
-        "time": f"about {clock(run.steps * speed.step_seconds + speed.start_seconds)} at "
-        f"{scaled(run.tokens_per_step / speed.step_seconds)} tokens/s, evaluation apart (3 steps measured)",
+        "budget": f"{recipe.budget} = {_phases(run)}"
+        f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",
+        "time": f"about {clock(speed.seconds(run.flops(run.steps)) + speed.start_seconds)} at "
+        f"{scaled(run.tokens(1) / speed.step_seconds)} tokens/s, evaluation apart (3 steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
 
@@ -46,3 +46,17 @@ def _sources(run: "Run") -> str:
         tokens = scaled(int(lengths.sum()))
         parts.append(f"{name} {share:.1%} ({tokens} tokens in {len(lengths):,} documents)")
     return " + ".join(parts) or str(run.recipe.corpus.texts)
+
+
+def _phases(run: "Run") -> str:
+    """Steps by phase, and the positions that the network computes where these are not the tokens."""
+    phases = run.view.phases
+    lasts = [*(phase.first for phase in phases[1:]), run.steps]
+    parts = [
+        f"{last - phase.first:,} steps of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
+        + (f" ({phase.note})" if phase.note else "")
+        for phase, last in zip(phases, lasts, strict=True)
+        if last > phase.first
+    ]
+    latent = run.view.positions(run.steps)
+    return " + ".join(parts) + (f" = {scaled(latent)} positions" if latent != run.tokens(run.steps) else "")

@@ -8,6 +8,7 @@ Randomness comes from generators keyed by (seed, purpose), so that one part draw
 
 import copy
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,10 +16,22 @@ from pydantic import Field
 
 from tandem.corpus import Corpus, PackedRows
 from tandem.networks.network import Network
+from tandem.nn.init import roles
+from tandem.objectives.phases import Phases
 from tandem.recipe import Recipe, Settings, UserError, register
 from tandem.training.device import autocast, choose_compile, choose_device, choose_precision
-from tandem.training.parallel import ALONE, Ranks, StepLoss, choose_parallel, require_divisible, whole, wrapped
+from tandem.training.parallel import (
+    ALONE,
+    Ranks,
+    StepLoss,
+    choose_parallel,
+    cut_like,
+    require_divisible,
+    whole,
+    wrapped,
+)
 from tandem.training.progress import Progress
+from tandem.training.schedule import in_stretches
 from tandem.training.speed import Speed, measure
 from tandem.training.start import start
 
@@ -58,32 +71,36 @@ class Run:
             if fresh:
                 start(self.network, recipe)
             self.objective = recipe.choice("objective")(recipe.objective)
-            self.view = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
+            self.rows = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
             self.precision = choose_precision(recipe.training, self.device.value)
             self.cost = self.network.cost()
-            self.tokens_per_step = batch.rows * batch.context
-            self.flops_per_step = batch.rows * sum(self.cost.training(batch.context).values())
-            paid = self._paid_steps()
+            budget = recipe.budget
+            spent = {"steps": lambda view, steps: steps, "tokens": Phases.tokens, "flops": self._flops}
+            paid = None if budget.unit == "seconds" else self._paid_steps(budget.amount, spent[budget.unit])
         self.steps = steps or paid or 0
+        self.view = self._phases(self.steps)
         self.compiled = choose_compile(recipe.training, self.device.value, paid)
         self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
         self._equip()
         self.speed: Speed | None = None
         if not self.steps:
             self.speed = self.measure()
-            self.steps = max(1, int(recipe.budget.amount / self.speed.step_seconds))
-        self.schedule = recipe.choice("schedule")(recipe.schedule, self.steps)
+            pace = self.speed.flops / self.speed.step_seconds
+            self.steps = self._paid_steps(max(budget.amount, self.speed.step_seconds) * pace, self._flops)
+            self.view = self._phases(self.steps)
+        stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
+        self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
         self.progress = Progress()
 
-    def _drawn(self) -> Network:
-        """The network as the seed draws it, the same in every process."""
+    def _drawn(self, purpose: str = "init") -> Network:
+        """The network as the seed draws it for a purpose, the same in every process."""
         recipe = self.recipe
         torch.manual_seed(keyed(recipe.seed, "torch"))
         network = recipe.choice("network")(
             recipe.network,
             self.corpus.train.vocabulary,
             recipe.batch.context,
-            generator=torch.Generator().manual_seed(keyed(recipe.seed, "init")),
+            generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
         ).to(self.device.value)
         network.recompute = recipe.training.recompute
         return network
@@ -103,15 +120,59 @@ class Run:
         network.load_state_dict({name: whole(tensor) for name, tensor in self.network.state_dict().items()})
         return network
 
-    def _paid_steps(self) -> int | None:
-        """Steps that the budget pays for; None where it is time, which has to be measured first."""
-        budget = self.recipe.budget
-        if budget.unit == "seconds":
-            return None
-        price = {"steps": 1, "tokens": self.tokens_per_step, "flops": self.flops_per_step}[budget.unit]
-        if budget.amount < price:
-            raise UserError(f"budget = {budget}: one step alone takes {price:,} {budget.unit}")
-        return int(budget.amount // price)
+    def _phases(self, steps: int) -> Phases:
+        return Phases(self.objective.phases(self.rows, steps))
+
+    def _flops(self, view: Phases, step: int) -> int:
+        return view.flops(self.cost, step)
+
+    def _paid_steps(self, amount: float, spent: Callable[[Phases, int], int]) -> int:
+        """The longest run, its phases included, that spends at most `amount`; a longer run never spends less."""
+
+        def price(steps: int) -> int:
+            return spent(self._phases(steps), steps)
+
+        if price(1) > amount:
+            raise UserError(
+                f"budget = {self.recipe.budget}: one step alone takes {price(1):,} {self.recipe.budget.unit}"
+            )
+        low, high = 1, 2  # low is paid for
+        while price(high) <= amount:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if price(middle) <= amount else (low, middle)
+        return low
+
+    def enter(self, step: int) -> None:
+        """What happens once, before the first step of a phase."""
+        phase = self.view.at(step)
+        if phase.first != step or not step:
+            return
+        self.progress.usual.clear()  # losses of one phase say nothing of those of the next
+        if phase.redrawn:
+            fresh, role = dict(self._drawn(f"redrawn/{step}").named_parameters()), roles(self.network)
+            with torch.no_grad():
+                for name, parameter in self.network.named_parameters():
+                    if role[name] in phase.redrawn:
+                        parameter.copy_(cut_like(fresh[name], parameter))
+
+    def tokens(self, step: int) -> int:
+        """Tokens of text read before `step`."""
+        return self.view.tokens(step)
+
+    def flops(self, step: int) -> int:
+        """FLOPs spent on training before `step`."""
+        return self._flops(self.view, step)
+
+    def place(self, step: int) -> str:
+        """What a step reads, in words."""
+        return f"tokens {self.tokens(step):,} to {self.tokens(step + 1):,} of the text in its order"
+
+    @property
+    def note(self) -> str:
+        """Why the network, as it stands, is no language model yet; empty: it is one."""
+        return self.view.at(self.progress.step - 1).note if self.progress.step else ""
 
     def measure(self) -> Speed:
         """Time and memory of a few steps, taken on a copy that starts anew."""

@@ -15,6 +15,7 @@ Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the p
 """
 
 import math
+from collections.abc import Callable
 
 from pydantic import Field
 
@@ -78,7 +79,7 @@ class WSDByTokens:
         floor: float = Field(0.1, ge=0, le=1)
         """Rate after all tokens, as a share of the peak."""
         tokens_per_step: int = Field(393_216, ge=1)
-        """Rows times context."""
+        """Rows times context: positions, whatever text they read."""
 
     def __init__(self, config: Config, steps: int):
         self.config = config
@@ -117,6 +118,21 @@ class Linear(Schedule):
 
     def after_warmup(self, step: int) -> float:
         return 1 - (1 - self.config.floor) * self.passed(step)
+
+
+def in_stretches(
+    schedule: type[Schedule], config: _Config, stretches: list[tuple[int, int | None]], steps: int
+) -> Callable[[int], float]:
+    """A schedule of its own for each (first, last) of the `stretches`; None is the end of the run."""
+    if len(stretches) == 1:
+        return schedule(config, steps)
+    parts = [(first, schedule(config, (steps if last is None else last) - first)) for first, last in stretches]
+
+    def multiplier(step: int) -> float:
+        first, part = max((p for p in parts if p[0] <= step), key=lambda p: p[0])
+        return part(step - first)
+
+    return multiplier
 
 
 def in_steps(amount: int | float, steps: int) -> int:

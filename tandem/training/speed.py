@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured over a few steps on a copy: seconds for one step, seconds before the first, bytes at the peak."""
+    """Measured over a few steps on a copy: seconds for one step, seconds before the first, bytes at the peak; FLOPs
+    of one of these steps."""
 
     step_seconds: float
     start_seconds: float
     memory: int
+    flops: int
+
+    def seconds(self, flops: int) -> float:
+        """Seconds for steps of `flops` in all: between phases, time goes with FLOPs."""
+        return self.step_seconds * (flops / self.flops)
 
 
 def measure(scratch: "Run", steps: int = 3) -> Speed:
@@ -36,4 +42,4 @@ def measure(scratch: "Run", steps: int = 3) -> Speed:
         taken.append(time.perf_counter() - began)
     memory = peak_memory(scratch.device.value)
     step_seconds, start_seconds, memory = scratch.ranks.largest(sorted(taken)[len(taken) // 2], start_seconds, memory)
-    return Speed(step_seconds, start_seconds, int(memory))
+    return Speed(step_seconds, start_seconds, int(memory), scratch.flops(1))

@@ -13,8 +13,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tandem.networks.context_ready import ContextReady, ContextReadySPS
 from tandem.networks.decoder import Decoder
 from tandem.networks.head_ffn import HeadFFN
+from tandem.nn.moe import MixtureConfig
+from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError
 from tandem.testing.cases import Case, document, pack, texts
+from tandem.testing.contract import backward, same_gradients
 from tandem.training.run import keyed
 
 CORRECTIONS = ["add", "token_blind", "concat", "block_head", "tied"]
@@ -58,6 +61,21 @@ def test_two_streams_become_streaming_in_passes_too(correction, persistent):
     z = network.wrapped.states(e, network.wrapped.reader(e, batch))
     started = network.wrapped.first_prediction if correction == "block_head" else 0
     torch.testing.assert_close(network.carry(e, z), z - started)  # what the blocks added to the stream that is read
+
+
+@pytest.mark.parametrize("unroll", ["passes", "bptt"])
+def test_experts_of_all_passes_are_told_of_once(unroll):
+    moe = MixtureConfig(experts=4, active=2, balance=1.0)
+    settings = {"moe": moe, "mlp_width": 8, "passes": 3, "unroll": unroll, "depth": 2}
+    networks, objective = [build(**settings), build(**settings)], NextToken(NextToken.Config())
+    networks[1].recompute = unroll == "passes"
+    for length in (9, 6):  # what was recomputed for the first step is no part of the second
+        batch = pack([[document(length, 1)]])
+        losses = [backward(network, objective, [batch]) for network in networks]
+        torch.testing.assert_close(losses[1], losses[0])
+        same_gradients(*networks, "recomputed")
+        _, extra = networks[0](networks[0].embed(batch.tokens), batch)
+        assert extra.keys() == networks[0].terms.keys() == {"balance", "load_max", "load_min"}
 
 
 def _equal_after_each_pass(network, correction):

@@ -8,6 +8,7 @@ import torch
 
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
+from tandem.recipe import load
 
 
 def on_meta(vocabulary, context=4096, **settings):
@@ -52,7 +53,7 @@ def test_parameters_of_the_baselines_of_sps(scale, parameters):
 
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "inner", "parameters"),
-    [(30, 576, 9, 1536, 267_225_408), (32, 960, 15, 2560, 600_208_320)],
+    [(30, 576, 9, 1536, 267_225_408), (32, 960, 15, 2560, 600_208_320), (36, 2048, 16, 11_008, 3_564_259_328)],
 )
 def test_parameters_of_the_models_of_superposition(depth, width, heads, inner, parameters):
     """Untied, with the tokenizer of Llama 3; beside it our tables hold rows to spare."""
@@ -62,6 +63,24 @@ def test_parameters_of_the_models_of_superposition(depth, width, heads, inner, p
     assert cost.total_parameters == parameters + 2 * spare * width
     assert cost.parameters["embedding"] == cost.parameters["head"] == (V + spare) * width
     assert cost.head == V * width  # spare rows take no part
+
+
+@pytest.mark.parametrize(
+    ("recipe", "linear", "head", "attention", "training"),
+    [
+        ("superposition/270m", 119_439_360, 73_875_456, 35_406_720, 1_372_329_216),
+        ("superposition/600m", 353_894_400, 123_125_760, 62_945_280, 3_239_792_640),
+    ],
+)
+def test_work_of_the_models_of_superposition(recipe, linear, head, attention, training):
+    """Multiply-adds of a position; the paper's six FLOPs for each, where ours counts attention's recomputation, too."""
+    settings = load(recipe).network
+    with torch.device("meta"):
+        cost = Decoder(settings, 128_256, 2048).cost()
+    pairs = 2 * cost.pair * cost.pairs(2048) // 2048
+    assert (cost.linear, cost.head, pairs) == (linear, head, attention)
+    assert 6 * (linear + head + attention) == training
+    assert sum(cost.training(2048).values()) == 2048 * (6 * (linear + head) + 7 * attention)
 
 
 def test_parameters_of_the_decoders_of_double_decoder():

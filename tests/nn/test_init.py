@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.nn.init import DECAYED, Embedding, Linear, initialise, roles
+from tandem.nn.init import DECAYED, Embedding, Experts, Linear, initialise, roles
 from tandem.nn.norm import norm
 
 C, F, DEPTH = 96, 160, 8
@@ -22,6 +22,9 @@ class Net(nn.Module):
         self.down = Linear(F, C, bias=True, role="mlp_out")
         self.norm = norm("layer", C, 1e-6, bias=True)
         self.head = Linear(C, 400, bias=False, role="head")
+        self.router = Linear(C, 4, bias=False, role="router")
+        self.experts = Experts(4, C, F, role="experts")
+        self.experts_down = Experts(4, F, C, role="experts_out")
 
 
 def drawn(scheme, seed=0):
@@ -59,6 +62,15 @@ def test_every_role_is_drawn_as_the_scheme_says(scheme):
     assert torch.equal(net.norm.weight, torch.ones(C)) and torch.equal(net.norm.bias, torch.zeros(C))
 
 
+@pytest.mark.parametrize("scheme", STD)
+def test_every_expert_is_drawn_as_the_mlp_is(scheme):
+    net = drawn(scheme)
+    for mlp, experts in ((net.up, net.experts), (net.down, net.experts_down)):
+        for matrix in experts.weight:
+            assert matrix.std().item() == pytest.approx(mlp.weight.std().item(), rel=8 / math.sqrt(2 * C * F))
+        assert not torch.equal(experts.weight[0], experts.weight[1])
+
+
 def test_xavier_qkv_draws_each_matrix_on_its_own_shape():
     q, k, v = drawn("xavier_qkv").qkv.weight.split((C, C // 2, C // 2))
     for part, outputs in ((q, C), (k, C // 2), (v, C // 2)):
@@ -92,7 +104,8 @@ def test_the_draw_is_a_function_of_the_generator_alone():
 def test_every_parameter_has_the_role_of_its_module():
     found = roles(Net())
     expected = {"table": "embedding", "qkv": "attention", "out": "attention_out", "up": "mlp", "down": "mlp_out",
-                "norm": "norm", "head": "head"}  # fmt: skip
+                "norm": "norm", "head": "head", "router": "router", "experts": "experts",
+                "experts_down": "experts_out"}  # fmt: skip
     for name, role in found.items():
         module, _, kind = name.partition(".")
         assert role == ("bias" if kind == "bias" and module != "norm" else expected[module])

@@ -144,14 +144,15 @@ def stage(
         checkpoint.restore(Path(load_from), run.network, run.optimiser, run.ranks)
     seen = []
     for step in range(first, last):
+        run.enter(step)
         taken = take_step(run, step)
-        seen.append([taken.means()["nll"], float(taken.norm)])
+        seen.append([next(iter(taken.means().values())), float(taken.norm)])
     if save_in:
         state = run.network, run.optimiser, {"step": last}
         checkpoint.save(Path(save_in), last, *state, keep=1, ranks=run.ranks)
     whole = run.whole_network().state_dict()
     counts = taken.counts
     with contextlib.redirect_stdout(None):
-        judged = pretrain.judge(run, 7)
+        _, judged = pretrain.judge(run, last, 7)
     weights = {name: tensor.flatten()[:50].tolist() for name, tensor in whole.items()}
     return {"seen": seen, "counts": counts, "nats": judged["nats"], "tokens": judged["tokens"], "weights": weights}

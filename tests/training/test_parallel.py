@@ -12,6 +12,10 @@ from tandem.training.parallel import ALONE, choose_parallel, require_divisible
 from tandem.training.parallel import Ranks as Group
 
 SIZE = ["network.depth=2", "network.width=32", "batch.rows=16", "batch.context=16", "budget=20 steps"]
+BAGS = ["objective.name=superposition", "objective.bag=2", "objective.boundary=fold", "objective.until=0.5"]
+BAGS += ["objective.reinit_at_switch=embeddings", "network.moe.experts=4", "network.moe.active=2"]
+BAGS += ["network.moe.balance=0.1", "network.mlp_width=24"]
+"""Phases, slots of unequal counts, and a loss of which every process knows a part."""
 STEPS = 20
 APART = 1e-5
 """float32 sums in another order: a tenth of this was seen after 20 steps."""
@@ -61,6 +65,9 @@ def in_two(spec, tmp_path_factory):
         "ddp, compiled": spec("ddp", compiled=True),
         "fsdp, compiled": spec("fsdp", 2, compiled=True),
     }
+    for how in ("ddp", "fsdp"):
+        cases[f"{how}, bags"] = spec(how)
+        cases[f"{how}, bags"]["overrides"] += BAGS
     for name in ("ddp, compiled", "fsdp, compiled"):
         cases[name]["overrides"].append("training.recompute=true")
     return dict(zip(cases, by(2, list(cases.values()), folder), strict=True)), folder
@@ -71,6 +78,13 @@ def in_two(spec, tmp_path_factory):
 )
 def test_two_processes_take_the_steps_of_one(in_two, alone, case):
     require_same(in_two[0][case], alone)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_mixtures_in_bags_take_the_steps_of_one(in_two, spec, how):
+    given = spec()
+    given["overrides"] += BAGS
+    require_same(in_two[0][f"{how}, bags"], stage(**given))
 
 
 def test_micro_batches_of_one_process_are_no_other_steps(spec, alone):

@@ -40,7 +40,7 @@ def test_a_conversion_starts_where_the_other_run_ended(plain):
     losses = []
     for one in (run, source):
         (first,) = one.batches(0)
-        losses.append(one.objective.loss(one.network, first, one.objective.count(first))[0])
+        losses.append(one.objective.loss(one.network, first, one.objective.count(one.network, first))[0])
     assert torch.equal(*losses)
     assert not run.optimiser.state_dict()["state"]
 

@@ -1,0 +1,96 @@
+"""A step in bags against a next-token step of as many positions: time and extra peak memory.
+
+    python benchmarks/bags.py [--pairs 20] [--bag 8] [--dtype bfloat16] [--rows 16] [--out results.jsonl]
+
+3 M parameters beside the table, vocabulary 32,000, 4,096 positions a step in rows of 256, one document a row, random
+tokens. Time: interleaved pairs in one process, both arms on one network. Memory: growth over the process before its
+first step, one process an arm.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from machine import compare, header, write
+from training import CONTEXT, DEVICE, ROWS, Trainer
+
+from tandem.corpus import IGNORE, Batch
+from tandem.objectives.superposition import Superposition
+from tandem.training.loop import take_step
+
+VOCABULARY = 32_000
+
+
+class Bags(Trainer):
+    """The same steps in bags; of 1, next tokens."""
+
+    def __init__(self, bag, dtype, rows, compiled):
+        super().__init__(VOCABULARY, dtype, compiled)
+        self.bag, self.rows = bag, rows
+        self.objective = Superposition(Superposition.Config(bag=bag))
+
+    def __call__(self, step):
+        return take_step(self, step)
+
+    def batches(self, step):
+        s, rows = self.bag, self.rows
+        generator = torch.Generator().manual_seed(step)
+        ids = (torch.rand(rows, CONTEXT * s + s, generator=generator) ** 3 * VOCABULARY).long()
+        starts = torch.zeros(rows, CONTEXT, dtype=torch.long)
+        if s == 1:
+            return [Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), starts)]
+        bags = ids.unflatten(1, (-1, s))
+        targets = bags[:, 1:].clone()
+        targets[:, -1, 1:] = IGNORE  # the last bag of a row has one target
+        return [Batch(bags[:, :-1].contiguous(), targets, starts)]
+
+
+def extra_memory(bag, dtype, rows):
+    """Bytes that this process grows by over two steps, everything built before."""
+    trainer = Bags(bag, dtype, rows, compiled=False)
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        trainer(0), trainer(1)
+        return torch.cuda.max_memory_allocated() - before
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    trainer(0), trainer(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pairs", type=int, default=20)
+    arguments.add_argument("--bag", type=int, default=8)
+    arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    arguments.add_argument("--rows", type=int, default=ROWS)
+    arguments.add_argument("--eager", action="store_true", help="leave the blocks uncompiled")
+    arguments.add_argument("--out")
+    arguments.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    dtype = getattr(torch, given.dtype)
+    if given.memory_of:
+        print(json.dumps(extra_memory(given.memory_of, dtype, given.rows)))
+        return
+    print(header())
+    bags, tokens = Bags(given.bag, dtype, given.rows, not given.eager), Bags(1, dtype, given.rows, not given.eager)
+    bags.network = tokens.network  # one network: the arms differ in nothing but what a step reads and asks
+    bags.optimiser = tokens.optimiser
+    counts = iter(range(10**9))
+
+    what = f"bags of {given.bag} / next token, V {VOCABULARY:,}, {given.rows * CONTEXT:,} positions"
+    timed = compare(what, lambda: bags(next(counts)), lambda: tokens(next(counts)), pairs=given.pairs, warmup=2)
+    settings = {"dtype": given.dtype, "compiled": not given.eager}
+    command = [sys.executable, __file__, "--dtype", given.dtype, "--rows", str(given.rows), "--memory-of"]
+    grown = [int(subprocess.check_output([*command, str(bag)])) for bag in (given.bag, 1)]
+    print(f"  extra peak memory {grown[0] / grown[1]:.3f} x   {grown[0]:,} / {grown[1]:,} bytes")
+    memory = {"what": f"extra peak memory, {what}", "ratio": grown[0] / grown[1], "bytes": grown}
+    if given.out:
+        write(given.out, [timed | settings, memory | settings])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""How much a token tells of the token d places on, and what weights that suggests for the slots of a bag.
+
+    I(d) = sum over a, b of  p_d(a, b) ln (p_d(a, b) / p(a) p(b))     nats, pairs (x_t, x_(t + d)) of one document
+
+In text I falls like a power of the distance. With few pairs for many cells the estimate is too high by about
+cells / 2N, at every distance alike: it is corrected (Miller and Madow 1955), and the same estimate of shuffled pairs
+stands beside it as the floor below which nothing is seen. Rare ids are one class, for the same reason.
+
+    C + a d^k is fitted;  slot i of a bag weighs i^k     objective.weights: fitted has k = -1.25, as found in DCLM
+
+C is what a finite sample leaves, and is not interpreted. Cost: one pass over the pairs of each distance for the
+estimate, one for the floor, one for each of the resamples.
+Source: Token Superposition Training (arXiv 2605.06546), figure 7; estimator, sample and classes are ours.
+Shapes: N pairs, M classes, K distances, D documents.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.corpus import Store
+from tandem.recipe import Settings, register, require
+from tandem.training.run import Run
+
+
+class PowerLaw(NamedTuple):
+    """floor + scale d^exponent."""
+
+    floor: float
+    scale: float
+    exponent: float
+
+    def __call__(self, distance: np.ndarray) -> np.ndarray:
+        return self.floor + self.scale * distance**self.exponent
+
+
+@register("analysis", "mutual_information")
+class MutualInformation(Analysis):
+    """Information that a token of the training text has of a later one, by distance, and a power law through it."""
+
+    asks = "embed"
+
+    class Config(Settings):
+        tokens: int = Field(2_000_000, ge=1000)
+        """Of the training text, in whole documents; all of it where it has fewer."""
+        classes: int = Field(1024, ge=2)
+        """The most frequent ids, each a class; all others are one more."""
+        longest: int = Field(128, ge=4)
+        """The longest distance: all up to 16, then 16 more, evenly spaced in their logarithm."""
+        resamples: int = Field(20, ge=0)
+        """Of the documents, for the interval of the exponent; 0: none."""
+        slots: int = Field(8, ge=1)
+        """Of the bag for which weights are suggested."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        c = self.config
+        ids, document = _text(run.corpus.train, c.tokens)
+        classes = _classes(ids, c.classes)
+        distances = [d for d in distances_to(c.longest) if _pairs(document, d).any()]
+        draw = np.random.default_rng(run.recipe.seed)
+        found = [information(classes, document, d) for d in distances]
+        floor = [information(classes, document, d, shuffled=draw) for d in distances]
+        law = fit(distances, found)
+        exponents = []
+        for _ in range(c.resamples):
+            weights = np.bincount(draw.integers(document[-1] + 1, size=document[-1] + 1), minlength=document[-1] + 1)
+            exponents.append(fit(distances, [information(classes, document, d, weights) for d in distances]).exponent)
+        low, high = np.quantile(exponents, [0.025, 0.975]).tolist() if exponents else (None, None)
+        return {
+            "tokens": len(ids),
+            "documents": int(document[-1]) + 1,
+            **{"law_floor": law.floor, "law_scale": law.scale, "law_exponent": law.exponent},
+            **{"exponent_low": low, "exponent_high": high},
+            "weights": [round(slot**law.exponent, 6) for slot in range(1, c.slots + 1)],
+            "distance": distances,
+            "information": found,
+            "shuffled": floor,
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        distance = np.array(record["distance"])
+        law = PowerLaw(record["law_floor"], record["law_scale"], record["law_exponent"])
+        axes.loglog(distance, record["information"], "o", markersize=4, label="pairs of the text")
+        axes.loglog(distance, law(distance), label=f"{law.floor:.3g} + {law.scale:.3g} d^{law.exponent:.3g}")
+        axes.loglog(distance, np.maximum(record["shuffled"], 1e-6), ".", color="grey", label="shuffled pairs")
+        axes.set_xlabel("distance (tokens)")
+        axes.set_ylabel("mutual information (nats)")
+        axes.legend(frameon=False)
+
+
+def distances_to(longest: int) -> list[int]:
+    """All up to 16, then 16 more, evenly spaced in their logarithm."""
+    first = min(16, longest)
+    return [*range(1, first + 1), *sorted({round(d) for d in np.geomspace(first, longest, 17)} - {*range(first + 1)})]
+
+
+def information(
+    classes: np.ndarray,
+    document: np.ndarray,
+    distance: int,
+    weights: np.ndarray | None = None,
+    shuffled: np.random.Generator | None = None,
+) -> float:
+    """Mutual information, nats, of classes `distance` apart in one document.
+
+    Args:
+        classes: (N,) from 0, one for each token.
+        document: (N,) which document each token is of, not falling.
+        weights: (D,) how often each document counts; once if not given.
+        shuffled: takes the second token of each pair from another pair.
+    """
+    kept = _pairs(document, distance)
+    first, second = classes[:-distance][kept], classes[distance:][kept]
+    if shuffled is not None:
+        second = shuffled.permutation(second)
+    size = int(classes.max()) + 1
+    counted = None if weights is None else weights[document[distance:][kept]]
+    joint = np.bincount(first * size + second, counted, minlength=size * size).reshape(size, size)
+    pairs, cells = joint.sum(), (joint > 0).sum()
+    p, q = joint.sum(1) / pairs, joint.sum(0) / pairs
+    a, b = joint.nonzero()
+    share = joint[a, b] / pairs
+    bias = (cells - (p > 0).sum() - (q > 0).sum() + 1) / (2 * pairs)
+    return float((share * np.log(share / (p[a] * q[b]))).sum() - bias)
+
+
+def fit(distances: list[int], found: list[float]) -> PowerLaw:
+    """The power law with the least squares. Raises: UserError where scipy is missing."""
+    d, nats = np.array(distances, float), np.array(found)
+    start = (nats.min(), nats[0] - nats.min(), -1.0)
+
+    def misses(law: np.ndarray) -> np.ndarray:
+        return PowerLaw(*law)(d) - nats
+
+    solved = require("scipy.optimize", "statistics").least_squares(misses, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    return PowerLaw(*solved.x.tolist())
+
+
+def _pairs(document: np.ndarray, distance: int) -> np.ndarray:
+    return document[:-distance] == document[distance:]
+
+
+def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of whole documents without their ends, and the number of each one's document, from 0."""
+    order = np.array(chosen_documents(store, len(store), shortest=2))
+    order = order[: int(np.searchsorted((store.lengths[order] - 1).cumsum(), tokens)) + 1]
+    ids = np.concatenate([store.document(d)[:-1] for d in order]).astype(np.int64)
+    return ids, np.repeat(np.arange(len(order)), store.lengths[order] - 1)
+
+
+def _classes(ids: np.ndarray, classes: int) -> np.ndarray:
+    """The most frequent ids by rank, all others as one class."""
+    counts = np.bincount(ids)
+    rank = np.empty(len(counts), np.int64)
+    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    return np.minimum(rank, classes)[ids]

@@ -1,0 +1,65 @@
+"""A method that reads more text a step against its baseline: three readings of one table of runs.
+
+    equal FLOPs   difference of losses where both have spent the same
+    equal loss    steps and FLOPs of the baseline where it reaches the loss of the method, over those of the method
+    equal data    difference of losses where both have read as much text
+
+Between two lengths of run, the baseline's loss is a straight line in the logarithm of what is held equal; beyond its
+shortest and longest run nothing is said. Every run is a whole one: a loss on the way, its learning rate not yet
+decayed, is another thing. Source: Token Superposition Training (arXiv 2605.06546), table 2 and figure 4.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Finished(NamedTuple):
+    """A run to its end: `tokens` of text read, training `flops`, held-out (or final) nats per token."""
+
+    steps: int
+    tokens: int
+    flops: float
+    nats_per_token: float
+
+
+class Readings(NamedTuple):
+    """Differences in nats per token, method less baseline; None where the baseline's runs do not reach."""
+
+    equal_flops: float | None
+    equal_data: float | None
+    steps_at_equal_loss: float | None
+    """Of the baseline, over those of the method; the next likewise."""
+    flops_at_equal_loss: float | None
+
+
+def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
+    """All three, from one run of the method and runs of the baseline of any lengths."""
+
+    def against(spent: Callable[[Finished], float]) -> float | None:
+        loss = _between([(math.log(spent(run)), run.nats_per_token) for run in baseline], math.log(spent(method)))
+        return None if loss is None else method.nats_per_token - loss
+
+    def until(spent: Callable[[Finished], float]) -> float | None:
+        found = _between([(run.nats_per_token, math.log(spent(run))) for run in baseline], method.nats_per_token)
+        return None if found is None else math.exp(found) / spent(method)
+
+    return Readings(
+        equal_flops=against(lambda run: run.flops),
+        equal_data=against(lambda run: run.tokens),
+        steps_at_equal_loss=until(lambda run: run.steps),
+        flops_at_equal_loss=until(lambda run: run.flops),
+    )
+
+
+def _between(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """y at x on the line through the points; None outside them. A point that is met is taken as it is."""
+    ordered = sorted(points)
+    for at, y in ordered:
+        if math.isclose(at, x, rel_tol=1e-9, abs_tol=1e-12):
+            return y
+    for (low, y), (high, z) in pairwise(ordered):
+        if low < x < high:
+            return y + (x - low) / (high - low) * (z - y)
+    return None

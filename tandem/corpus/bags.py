@@ -1,0 +1,138 @@
+"""Bags: neighbouring tokens that are read as one position, and that one position is asked for.
+
+    s = 4     x = 0 1 2 ... 12     a chunk of L + 1 tokens, l = 3 positions, L = 12
+
+    position   reads         asked                 without bags in     reads   asked
+    0          0 1 2 3       4 5 6 7               0                   0       1 2 3 4
+    1          4 5 6 7       8 9 10 11             1                   1       2 3 4 5
+    2          8 9 10 11     12 . . .              ...                 11      12 . . .
+
+Bag k is asked for bag k + 1; the last bag of a row keeps its one target (arXiv 2605.06546). Documents are either
+ignored, so that bags are cut every s tokens of the stream and a row is one segment, or folded, each by itself:
+
+    A0 ... A10 | B0 ... B3 | C0 ... C4      A[0-3] -> 4 5 6 7, A[4-7] -> 8 9 10 ., C[0-3] -> 4 . . .
+
+A document of n > s tokens gives n // s bags, which are packed into rows; what is left over is asked for and never
+read, and a shorter document, which has nothing to ask for, is passed over.
+
+Letters: B rows, l positions of a row, s tokens of a bag, S targets of a position, L tokens of a row.
+"""
+
+import numpy as np
+import torch
+
+from tandem.corpus.order import Order
+from tandem.corpus.views import IGNORE, Batch, equal_part
+from tandem.recipe import UserError
+
+
+class BagRows:
+    """The stream from token `begin` on, cut into rows of `context` positions, documents ignored or not.
+
+    Args:
+        bag: s, tokens of a position: 1, or the bag.
+        slots: S, targets of a position.
+        tail: whether the last position of a row keeps the one target that the chunk has for it.
+        documents: whether spans and targets end with the document; for s = 1 only, see FoldedRows.
+    """
+
+    def __init__(
+        self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int, tail: bool, documents: bool
+    ):
+        assert not documents or bag == 1
+        self.order, self.rows, self.context, self.begin = order, rows, context, begin
+        self.bag, self.slots, self.tail, self.documents = bag, slots, tail, documents
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
+        """tokens (B, l, s), or (B, l) where s is 1; targets (B, l, S); starts (B, l)."""
+        rows, s, L = equal_part(self.rows, parts), self.bag, self.context * self.bag
+        begin = self.begin + (step * self.rows + part * rows) * L
+        stream, begins = self.order.read(begin, rows * L + 1)
+        first = np.arange(rows)[:, None, None] * L  # of a row
+        read = np.arange(self.context)[:, None] * s  # of a position
+        asked = read + s + np.arange(self.slots)
+        is_asked = np.broadcast_to(asked < L + self.tail, (rows, *asked.shape))
+        asked = first + np.minimum(asked, L)
+        starts = np.zeros((rows, self.context), np.int64)
+        if self.documents:
+            is_asked = is_asked & (begins[asked] == begins[first + read])
+            starts = np.maximum(begins[(first + read)[..., 0]] - begin - first[..., 0], 0)
+        tokens = stream[:-1].reshape(rows, -1, s)
+        return _batch(tokens[..., 0] if s == 1 else tokens, np.where(is_asked, stream[asked], IGNORE), starts)
+
+    def read(self, step: int) -> int:
+        return self.begin + step * self.rows * self.context * self.bag
+
+
+class FoldedRows:
+    """Rows of `context` bags, each of one document, from the first document on that begins at token `begin` or later.
+
+    Raises: UserError where no document has a bag and a token to ask for, and for a mixture of sources, in whose order
+        a bag can not be found by its number.
+    """
+
+    def __init__(self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int):
+        self.order, self.rows, self.context, self.begin = order, rows, context, begin
+        self.bag, self.slots = bag, slots
+        self._cached: tuple[int, np.ndarray] | None = None
+        if len(order.sources) > 1:
+            raise UserError("objective.boundary: fold takes a corpus without shares; take boundary: ignore")
+        lengths = order.store.lengths
+        self.bags = np.where(lengths > bag, lengths // bag, 0)
+        """Of each document of the store."""
+        self.total = int(self.bags.sum())
+        """Of an epoch."""
+        if not self.total:
+            raise UserError(
+                f"objective.bag: no document has more than {bag} tokens, so none gives a bag and a target; "
+                "take a smaller bag, or boundary: ignore"
+            )
+        number, within = divmod(begin, len(order.store.tokens))
+        epoch = order.epoch(number)
+        passed = np.searchsorted(epoch.ends - lengths[epoch.documents], within)
+        self.first = number * self.total + int(self.bags[epoch.documents[:passed]].sum())
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
+        """tokens (B, l, s), targets (B, l, S), starts (B, l)."""
+        rows, l, s = equal_part(self.rows, parts), self.context, self.bag
+        begin = self.first + (step * self.rows + part * rows) * l
+        documents, index, _ = self._locate(begin, rows * l)
+        store = self.order.store
+        read = store.offsets[documents] + index * s
+        asked = (read + s)[:, None] + np.arange(self.slots)
+        ends = store.offsets[documents + 1][:, None]
+        targets = np.where(asked < ends, store.tokens[np.minimum(asked, ends - 1)].astype(np.int64), IGNORE)
+        tokens = store.tokens[read[:, None] + np.arange(s)].astype(np.int64)
+        starts = np.maximum(np.arange(l) - index.reshape(rows, l), 0)
+        return _batch(tokens.reshape(rows, l, s), targets.reshape(rows, l, -1), starts)
+
+    def read(self, step: int) -> int:
+        if not step:
+            return self.begin
+        _, index, begins = self._locate(self.first + step * self.rows * self.context, 1)
+        return int(begins[0] + index[0] * self.bag)
+
+    def _locate(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For `count` bags from `start`: document in the store, index in it, where in the stream it begins."""
+        documents, index, begins = [], [], []
+        while count > 0:
+            number, first = divmod(start, self.total)
+            last = min(first + count, self.total)
+            epoch, ends, bags = self.order.epoch(number), self._ends(number), np.arange(first, last)
+            place = np.searchsorted(ends, bags, side="right")
+            found = epoch.documents[place]
+            documents.append(found)
+            index.append(bags - (ends[place] - self.bags[found]))
+            begins.append(epoch.ends[place] - self.order.store.lengths[found] + number * len(self.order.store.tokens))
+            start, count = start + last - first, count - (last - first)
+        return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
+
+    def _ends(self, number: int) -> np.ndarray:
+        """(D,) where in an epoch the bags of each of its documents end."""
+        if self._cached is None or self._cached[0] != number:
+            self._cached = number, np.cumsum(self.bags[self.order.epoch(number).documents])
+        return self._cached[1]
+
+
+def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in (tokens, targets, starts)))

@@ -1,0 +1,257 @@
+"""Token Superposition Training: first bags of neighbouring tokens, then tokens.
+
+Early in training most of a step goes to what could be learned from much less detail. So in a first phase a position
+reads the mean of the embeddings of s neighbouring tokens and predicts the s tokens that follow, in any order: a step
+costs what it always costs and reads s times the text. Then the bags are dropped at once, and the run goes on with the
+next token; the finished model is an ordinary one.
+
+    e_k   = 1/s sum_j E[x_(ks + j)]                                  bag k, tokens ks ... ks + s - 1
+    loss  = sum_i w_i m_i / sum_i w_i      m_i = mean over rows of  lse(z_k) - z_k[x_((k + 1) s + i)],  i = 0 ... s - 1
+
+One log-sum-exp of a row serves all its targets (nn/head.py), so a bag costs what a token costs. Bags are made in
+corpus/bags.py; networks never see one: they are handed embeddings. With bags of 1 this is next_token, bit for bit.
+
+Source: Peng, Gigant and Quesnelle, Efficient Pre-Training with Token Superposition, arXiv 2605.06546. Equal tokens in
+place of equal FLOPs a step: Shao, Meng and Zhou, Patch-Level Training for Large Language Models, ICLR 2025.
+Letters: B rows, l positions of a row, s tokens of a bag, S targets of a position (slots), C width.
+"""
+
+import functools
+import itertools
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.corpus import IGNORE, BagRows, Batch, FoldedRows, PackedRows, View
+from tandem.networks.network import Network
+from tandem.objectives.next_token import NextToken
+from tandem.objectives.phases import Phase, whole_steps
+from tandem.recipe import Recipe, Settings, register
+
+Weights = Literal["uniform", "power", "exponential", "first", "fitted"]
+EXPONENT = -1.25
+"""Of the mutual information of tokens by distance, as the paper fits it to DCLM; see analysis/mutual_information.py."""
+
+WEIGHTS = {
+    "uniform": lambda i: 1.0,
+    "power": lambda i: 1 / i,
+    "exponential": lambda i: math.exp(-i),
+    "first": lambda i: float(i == 1),
+    "fitted": lambda i: i**EXPONENT,
+}
+
+Bag = Annotated[int, Field(ge=1)]
+Until = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
+
+
+@register("objective", "superposition")
+class Superposition:
+    """Bags of tokens first, then tokens (Token Superposition Training); the defaults are the paper's."""
+
+    class Config(Settings):
+        bag: Bag | list[Bag] = 6
+        """s, tokens of a bag; 1 is next_token. A list: one phase of bags after the other."""
+        until: Until | list[Until] = 0.3
+        """Where the bags end: a step, or a share of the run's steps, rounded down. A list: one for each of `bag`."""
+        bag_in: bool = True
+        """A position reads a bag, the mean of its embeddings; else one token."""
+        bag_out: bool = True
+        """A position is asked for the s tokens after those it reads; else for the next one."""
+        weights: Weights | list[Annotated[float, Field(ge=0)]] = "uniform"
+        """Of the s targets, nearest first: 1, 1/i, exp(-i), the first alone, i^-1.25, or a list of s numbers."""
+        loss: Literal["mce", "mce_alt"] = "mce"
+        """mce asks for every target; mce_alt for any one of the set of them, weights uniform."""
+        reduce: Literal["slots", "tokens"] = "slots"
+        """The weighted mean of the means of the s slots, or of all targets."""
+        tail: Literal["one", "drop"] = "one"
+        """Whether the last bag of a row keeps its one target."""
+        bag_step: Literal["more_text", "less_work"] = "more_text"
+        """A step in bags reads s times the text at equal FLOPs, or as much text with rows / s rows."""
+        grow: Literal["length", "rows"] = "length"
+        """A row in bags has context positions, or context / s positions in s times the rows."""
+        boundary: Literal["ignore", "fold"] = "ignore"
+        """Bags are cut from the stream and a row is one segment, or each document is folded by itself."""
+        lr_restart: bool = False
+        """The learning rate warms up and decays in each phase by itself."""
+        reinit_at_switch: Literal["none", "embeddings"] = "none"
+        """At the switch to tokens draw the input table and the head anew: a control that must fail."""
+
+        def derive(self) -> dict[str, Any]:
+            bags, untils = self.by_phase
+            if len(bags) != len(untils) or not bags:
+                raise ValueError(f"bag and until must be of one length, not {len(bags)} and {len(untils)}")
+            kinds = {isinstance(until, int) for until in untils}
+            if len(kinds) > 1 or any(a >= b for a, b in itertools.pairwise(untils)):
+                raise ValueError(f"until = {untils}: must rise, in steps or in shares of the run")
+            if not (self.bag_in or self.bag_out) and max(bags) > 1:
+                raise ValueError("bag_in and bag_out are both false, which is objective next_token; set one, or bag: 1")
+            if isinstance(self.weights, list):
+                if any(len(self.weights) != bag for bag in bags):
+                    raise ValueError(f"weights: {len(self.weights)} numbers, bag: {self.bag}; one for each target")
+                if not self.weights[0] > 0:
+                    raise ValueError("weights: the first must be > 0; it is the only one that every position is asked")
+            if not self.bag_out and self.weights != "uniform":
+                raise ValueError("bag_out: false asks each position for one token, so there is nothing to weigh")
+            if self.loss == "mce_alt" and (self.weights, self.reduce) != ("uniform", "slots"):
+                raise ValueError(
+                    "loss: mce_alt asks for any one of a set, which has no slots; leave weights and reduce"
+                )
+            if self.tail == "drop" and (not self.bag_in or self.boundary == "fold"):
+                raise ValueError("tail: drop is for rows of bags with boundary: ignore; other rows have no such bag")
+            if not self.bag_in and (self.bag_step, self.grow) != ("more_text", "length"):
+                raise ValueError("bag_in: false reads single tokens, so bag_step and grow have nothing to trade")
+            return {}
+
+        @property
+        def by_phase(self) -> tuple[list[int], list[int | float]]:
+            """Bags, and where each of them ends."""
+            bags, untils = (given if isinstance(given, list) else [given] for given in (self.bag, self.until))
+            return bags, untils  # type: ignore[return-value]
+
+    @classmethod
+    def check(cls, recipe: Recipe):
+        config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
+        bags = [bag for bag in config.by_phase[0] if bag > 1]
+        if bags and network.tokens_only:
+            yield "objective.name", f"network {recipe.values['network']['name']} {network.tokens_only}"
+        for bag in bags:
+            rows, _ = cls._shape(config, bag, batch.rows, batch.context)
+            if config.bag_step == "less_work" and batch.rows % bag:
+                yield "batch.rows", f"bags of {bag} with bag_step: less_work need a multiple of {bag}"
+            elif rows % batch.micro_batches:
+                yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"
+            if config.grow == "rows" and batch.context % bag:
+                yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.next_token = NextToken(NextToken.Config())
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        """Settings by name at which the contract is tested."""
+        return {
+            "bags": cls.Config(bag=3, until=0.5, boundary="fold", weights="power"),
+            "inputs": cls.Config(bag=3, until=0.5, bag_out=False),
+            "outputs": cls.Config(bag=2, until=0.5, bag_in=False, weights=[0.9, 0.1]),
+        }
+
+    # ---- what is read -----------------------------------------------------------------------------------------------
+
+    def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
+        """Of a run of `steps` steps whose next-token steps read `rows`."""
+        c, found, first, begin = self.config, [], 0, 0
+        for bag, until in zip(*c.by_phase, strict=True):
+            last = whole_steps(until, steps)
+            if last > first:
+                view = self._view(rows, bag, begin)
+                note = f"bags of {bag} until step {last:,}" if bag > 1 else ""
+                found.append(Phase(first, view, note, restarts=c.lr_restart and bool(note)))
+                first, begin = last, view.read(last - first)
+        switched = any(phase.note for phase in found)
+        redrawn = {"embedding", "head"} if switched and c.reinit_at_switch == "embeddings" else ()
+        tokens = rows.from_token(begin)
+        return [*found, Phase(first, tokens, restarts=c.lr_restart and switched, redrawn=frozenset(redrawn))]
+
+    def _view(self, rows: PackedRows, bag: int, begin: int) -> View:
+        c = self.config
+        if bag == 1:
+            return rows.from_token(begin)
+        slots = bag if c.bag_out else 1
+        if not c.bag_in:
+            fold = c.boundary == "fold"
+            return BagRows(rows.order, rows.rows, rows.context, begin, bag=1, slots=slots, tail=True, documents=fold)
+        shape = self._shape(c, bag, rows.rows, rows.context)
+        if c.boundary == "fold":
+            return FoldedRows(rows.order, *shape, begin, bag=bag, slots=slots)
+        tail = c.tail == "one"
+        return BagRows(rows.order, *shape, begin, bag=bag, slots=slots, tail=tail, documents=False)
+
+    @staticmethod
+    def _shape(config: Config, bag: int, rows: int, context: int) -> tuple[int, int]:
+        """Rows and positions of a step in bags."""
+        if config.grow == "rows":
+            rows, context = rows * bag, context // bag
+        return rows // bag if config.bag_step == "less_work" else rows, context
+
+    # ---- what is asked ----------------------------------------------------------------------------------------------
+
+    def count(self, network: Network, batch: Batch) -> dict[str, int]:
+        """Targets by slot, nearest first, and positions that are asked anything."""
+        if batch.targets.ndim == 2:
+            return self.next_token.count(network, batch)
+        asked = batch.targets != IGNORE
+        slots = dict(zip(_slots(batch), asked.sum((0, 1)).tolist(), strict=True))
+        return dict.fromkeys(("bag_nll", "bag_kl"), int(asked.any(-1).sum())) | slots | network.count(batch)
+
+    def floor(self, batch: Batch) -> float:
+        """The least mean that bags without repetitions allow, nats: the entropy of the weights."""
+        if batch.targets.ndim == 2 or self.config.loss == "mce_alt":
+            return 0.0
+        return entropy(slot_weights(self.config.weights, batch.targets.shape[-1]))
+
+    def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """(share of the step's mean, with its gradient; sums in nats by name, detached).
+
+        On record are the loss itself, what it lies above the entropy of the weights (its KL divergence from the
+        bag, for bags without repetitions), and the plain nll of each slot.
+        """
+        if batch.targets.ndim == 2:
+            return self.next_token.loss(network, batch, counts)
+        hidden, extra = network(mean_embedding(network, batch.tokens), batch)
+        slots, asked = _slots(batch), counts["bag_nll"]
+        if self.config.loss == "mce_alt":
+            coefficients = [1 / max(1, asked)] * len(slots)
+        else:
+            weights = slot_weights(self.config.weights, len(slots))
+            coefficients = _coefficients(weights, [counts[slot] for slot in slots], self.config.reduce)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        per_slot = torch.tensor(coefficients, dtype=exact, device=hidden.device)
+        loss, sums = network.nll(hidden, batch.targets, per_slot, any_of=self.config.loss == "mce_alt")
+        by_slot = dict(zip(slots, sums, strict=True)) if len(sums) == len(slots) else {}
+        nll = loss.detach() * asked
+        own = (batch.targets != IGNORE).any(-1).sum()
+        return network.add_extra(
+            loss, {"bag_nll": nll, "bag_kl": nll - self.floor(batch) * own} | by_slot, extra, counts
+        )
+
+
+def mean_embedding(network: Network, tokens: Tensor) -> Tensor:
+    """Ids (B, l, s) to the means of the embeddings of their bags (B, l, C); ids (B, T) to their embeddings.
+
+    The mean is taken in float32 at least, in the order of the tokens: a mean of bfloat16 embeddings rounds s times.
+    """
+    if tokens.ndim == 2:
+        return network.embed(tokens)
+    embedded = network.embed(tokens.flatten(1)).unflatten(1, tokens.shape[1:])
+    exact = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
+    return (functools.reduce(torch.add, exact.unbind(2)) / tokens.shape[2]).to(embedded.dtype)
+
+
+def slot_weights(weights: str | list[float], slots: int) -> list[float]:
+    """w_i of the slots i = 1 ... S, as they are: a loss divides by their sum. One slot has nothing to weigh."""
+    if isinstance(weights, list):
+        return weights[:slots]
+    return [WEIGHTS[weights](i) for i in range(1, slots + 1)]
+
+
+def entropy(weights: list[float]) -> float:
+    """Of the normalised weights, nats."""
+    shares = [weight / sum(weights) for weight in weights if weight]
+    return -sum(share * math.log(share) for share in shares)
+
+
+def _coefficients(weights: list[float], counts: list[int], reduce: str) -> list[float]:
+    """What one target of each slot weighs in the mean of the step; a slot that nobody asks leaves both sums."""
+    if reduce == "tokens":
+        mass = sum(weight * count for weight, count in zip(weights, counts, strict=True))
+        return [weight / mass if mass else 0.0 for weight in weights]
+    mass = sum(weight for weight, count in zip(weights, counts, strict=True) if count)
+    return [weight / (count * mass) if count else 0.0 for weight, count in zip(weights, counts, strict=True)]
+
+
+def _slots(batch: Batch) -> list[str]:
+    return [f"slot_{i}" for i in range(1, batch.targets.shape[-1] + 1)]

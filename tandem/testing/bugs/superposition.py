@@ -1,0 +1,84 @@
+"""Bugs of Token Superposition Training: bags, phases, mixtures of experts, readings."""
+
+BAGS = "tests/corpus/test_bags.py"
+MOE = "tests/nn/test_moe.py"
+PHASES = "tests/objectives/test_phases.py"
+SUPERPOSITION = "tests/objectives/test_superposition.py"
+SWITCH = "tests/training/test_switch.py"
+
+# fmt: off
+BUGS = {
+    "nn/head.py": [
+        ("a token met twice is likely twice", SUPERPOSITION,
+         "asked_NS & ~_repeated(targets_NS, asked_NS)", "asked_NS"),
+    ],
+    "nn/moe.py": [
+        ("weights of the chosen do not add up to one", MOE,
+         "p_Nk / p_Nk.sum(-1, keepdim=True)", "p_Nk"),
+        ("experts answer other tokens", MOE,
+         "y_MC[by_expert.argsort()]", "y_MC[by_expert]"),
+        ("the router in mixed precision", MOE,
+         "enabled=False", "enabled=torch.is_autocast_enabled(x.device.type)"),
+        ("the balance loss moves nothing", MOE,
+         "p_NE.mean(0)))", "p_NE.detach().mean(0)))"),
+    ],
+    "networks/network.py": [
+        ("extra terms are recorded and not learned", MOE,
+         "loss = loss + weight / max(1, counts[name]) * extra[name]", "pass"),
+        ("routings pile up from pass to pass", MOE,
+         "routings, self.routings = self.routings, []", "routings = self.routings"),
+    ],
+    "objectives/phases.py": [
+        ("a share in binary", PHASES,
+         "Fraction(str(amount))", "Fraction(amount)"),
+        ("positions pass for tokens of text", PHASES,
+         "return phase.view.read(step - phase.first)", "return self.positions(step)"),
+        ("every phase starts its view at the run's step", PHASES,
+         "phase.view.batch(step - phase.first,", "phase.view.batch(step,"),
+    ],
+    "objectives/superposition.py": [
+        ("the stream starts anew at the switch", PHASES,
+         "first, begin = last, view.read(last - first)", "first, begin = last, 0"),
+        ("counts of one micro-batch in bags", "accumulation",
+         "[counts[slot] for slot in slots]", "[self.count(network, batch)[slot] for slot in slots]"),
+        ("weights are not divided by their sum", SUPERPOSITION,
+         "weight / (count * mass)", "weight / count"),
+        ("a mean over all targets", SUPERPOSITION,
+         'if reduce == "tokens":', "if True:"),
+        ("the mean of embeddings in bfloat16", SUPERPOSITION,
+         "embedded.to(torch.promote_types(embedded.dtype, torch.float32))", "embedded"),
+        ("the sum of a bag's embeddings", SUPERPOSITION,
+         " / tokens.shape[2])", ")"),
+        ("tables are drawn anew unasked", SWITCH,
+         'if switched and c.reinit_at_switch == "embeddings" else ()', "if switched else ()"),
+    ],
+    "corpus/bags.py": [
+        ("a bag is asked for itself", BAGS,
+         "asked = read + s + np.arange(self.slots)", "asked = read + 1 + np.arange(self.slots)"),
+        ("the last bag is dropped", BAGS,
+         "asked < L + self.tail", "asked < L"),
+        ("bags know documents by their tokens", BAGS,
+         "if self.documents:", "if True:"),
+        ("short documents are folded", BAGS,
+         "np.where(lengths > bag, lengths // bag, 0)", "lengths // bag"),
+        ("a folded document is asked for the next one", BAGS,
+         "np.where(asked < ends, store", "np.where(asked < ends + 1, store"),
+        ("folded bags forget where their document starts", BAGS,
+         "np.maximum(np.arange(l) - index.reshape(rows, l), 0)", "np.zeros((rows, l), np.int64)"),
+    ],
+    "comparison/trained.py": [
+        ("a model of bags passes for a language model", SWITCH,
+         "if run.note and not unfinished:", "if False:"),
+    ],
+    "comparison/readings.py": [
+        ("losses on a line in the steps", "tests/comparison/test_readings.py",
+         "(run.nats_per_token, math.log(spent(run)))", "(run.nats_per_token, math.log(math.log(spent(run))))"),
+    ],
+    "analysis/mutual_information.py": [
+        ("no correction for the sample", "tests/analysis/test_mutual_information.py",
+         ".sum() - bias)", ".sum())"),
+        ("pairs across documents", "tests/analysis/test_mutual_information.py",
+         "document[:-distance] == document[distance:]", "document[:-distance] >= 0"),
+    ],
+}
+# fmt: on

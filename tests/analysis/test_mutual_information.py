@@ -1,0 +1,68 @@
+"""The estimate against chains whose information is known, the fit against a law that is known."""
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from tandem.analysis.mutual_information import MutualInformation, distances_to, fit, information
+from tandem.corpus import prepare
+from tandem.recipe import load
+from tandem.training.run import Run
+
+N = 1_000_000
+ONE = np.zeros(N, int)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """Two states, each left with probability 0.1."""
+    return np.cumsum(np.random.default_rng(0).random(N) < 0.1) % 2
+
+
+@pytest.mark.parametrize(("distance", "nats"), [(1, 0.368064), (2, 0.221754), (4, 0.086405), (8, 0.014141)])
+def test_a_chain_of_two_states(chain, distance, nats):
+    assert information(chain, ONE, distance) == pytest.approx(nats, abs=0.003)
+
+
+def test_independent_tokens_and_shuffled_pairs_have_none(chain):
+    draw = np.random.default_rng(1)
+    assert abs(information(draw.integers(64, size=N), ONE, 3)) < 2e-4  # 2.0e-3 without the correction
+    assert abs(information(chain, ONE, 1, shuffled=draw)) < 1e-5
+
+
+def test_pairs_lie_inside_one_document():
+    """Each document repeats one id: across documents there is nothing to learn, inside everything."""
+    ids = np.repeat(np.random.default_rng(0).integers(4, size=5000), 2)
+    document = np.repeat(np.arange(5000), 2)
+    assert information(ids, document, 1) == pytest.approx(np.log(4), abs=0.01)
+    assert information(ids, 0 * document, 1) < 0.6
+
+
+def test_a_document_that_counts_twice_is_there_twice():
+    ids, document = np.random.default_rng(0).integers(3, size=60), np.repeat([0, 1], 30)
+    twice = np.concatenate((ids[:30], ids)), np.concatenate((document[:30], document + 1))
+    assert information(ids, document, 2, weights=np.array([2, 1])) == pytest.approx(information(*twice, 2))
+
+
+def test_the_fit_returns_the_law_of_the_paper():
+    law = fit([1, 2, 4, 10], [4.98, 4.197605, 3.868649, 3.705916])
+    assert law == pytest.approx((3.63, 1.35, -1.25), abs=1e-3)
+
+
+def test_distances():
+    assert distances_to(8) == [*range(1, 9)]
+    found = distances_to(128)
+    assert found[:16] == [*range(1, 17)] and found[-1] == 128 and len(found) == 32
+
+
+def test_a_run_is_measured_and_drawn(small_corpus):
+    recipe = load("decoder/tiny", [*small_corpus, "network.depth=1", "network.width=16", "training.compile=false"])
+    analysis = MutualInformation(MutualInformation.Config(longest=12, resamples=3, slots=4))
+    record = analysis.measure(Run(recipe, prepare(recipe.corpus)))
+    assert record["distance"] == [*range(1, 13)]
+    assert record["information"][0] > 10 * abs(record["shuffled"][0])
+    assert record["exponent_low"] <= record["exponent_high"]
+    assert record["weights"][0] == 1 and len(record["weights"]) == 4
+    axes = matplotlib.figure.Figure().subplots()
+    analysis.draw(record, axes)
+    assert len(axes.lines) == 3

@@ -1,0 +1,35 @@
+"""The three readings of the paper's runs of 3 B parameters."""
+
+import pytest
+
+from tandem.comparison.readings import Finished, readings
+
+ROW = 2**21
+
+
+def baseline(steps, loss):
+    return Finished(steps, steps * ROW, float(steps), loss)
+
+
+RUNS = [baseline(50_000, 2.640), baseline(20_000, 2.808), baseline(36_000, 2.677)]
+METHOD = Finished(20_000, 104_857_600_000, 20_000.0, 2.676)
+
+
+def test_readings_of_the_runs_of_the_paper():
+    found = readings(METHOD, RUNS)
+    assert found.equal_flops == pytest.approx(-0.132)
+    assert found.equal_data == pytest.approx(0.036)
+    assert found.steps_at_equal_loss * 20_000 == pytest.approx(36_321, abs=1)
+    assert found.steps_at_equal_loss == pytest.approx(1.816, abs=5e-4)
+    assert found.flops_at_equal_loss == pytest.approx(found.steps_at_equal_loss)
+
+
+def test_beyond_the_runs_of_the_baseline_nothing_is_said():
+    found = readings(METHOD._replace(nats_per_token=2.6), RUNS[1:])
+    assert found.steps_at_equal_loss is None and found.equal_data is None
+    assert found.equal_flops == pytest.approx(-0.208)
+
+
+def test_between_two_lengths_the_loss_is_a_line_in_the_logarithm():
+    found = readings(Finished(20, 200, 20.0, 3.0), [Finished(10, 100, 10.0, 4.0), Finished(40, 400, 40.0, 2.0)])
+    assert found == pytest.approx((0.0, 0.0, 1.0, 1.0))

@@ -1,0 +1,101 @@
+"""Where a run switches, what it has read by then, and what that costs: closed forms of the step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tandem.corpus import PackedRows
+from tandem.objectives.next_token import NextToken
+from tandem.objectives.phases import Phases, whole_steps
+from tandem.objectives.superposition import Superposition
+from tandem.testing.cases import as_written, document
+
+
+def phases(rows, context, steps, **settings):
+    packed = PackedRows.__new__(PackedRows)
+    packed.order, packed.begin, packed.rows, packed.context = as_written([document(50, 1)]), 0, rows, context
+    return Phases(Superposition(Superposition.Config(**settings)).phases(packed, steps))
+
+
+def shapes(view, *steps):
+    return [(phase.view.rows, phase.view.context) for phase in map(view.at, steps)]
+
+
+@pytest.mark.parametrize(
+    ("until", "steps", "last"), [(0.29, 100, 29), (0.3, 20_000, 6000), (0.3, 10, 3), (7, 100, 7), (1.0, 9, 9)]
+)
+def test_a_share_is_rounded_down_in_exact_decimals(until, steps, last):
+    assert whole_steps(until, steps) == last
+    view = phases(1, 4, steps, bag=2, until=until)
+    assert view.at(last - 1).note and not view.at(last).note
+    assert view.batch(last - 1).tokens.ndim == 3 and view.batch(last).tokens.ndim == 2
+
+
+def test_tokens_read_before_each_step():
+    view = phases(2, 4, 10, bag=4, until=3)
+    assert [view.tokens(step) for step in range(6)] == [0, 32, 64, 96, 104, 112]
+    assert [view.positions(step) for step in range(6)] == [8 * step for step in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "until", "bag", "bags", "total"),
+    [
+        (1024, 20_000, 6_000, 6, 75_497_472_000, 104_857_600_000),
+        (1024, 100_000, 30_000, 6, 377_487_360_000, 524_288_000_000),
+        (4096, 49_983, 12_483, 16, 1_675_439_898_624, 1_990_012_698_624),
+    ],
+)
+def test_tokens_of_the_runs_of_the_paper(rows, steps, until, bag, bags, total):
+    view = phases(rows, 2048, steps, bag=bag, until=until)
+    assert (view.tokens(until), view.tokens(steps)) == (bags, total)
+    assert view.positions(steps) == steps * rows * 2048
+
+
+def test_less_work_reads_as_much_text_with_fewer_rows():
+    """The example of patch-level training: 135,000 steps of 2^21 tokens in patches of 4 cost half."""
+    view = phases(1024, 2048, 135_000, bag=4, until=90_000, bag_step="less_work")
+    assert shapes(view, 0, 90_000) == [(256, 2048), (1024, 2048)]
+    assert (view.tokens(135_000), view.positions(135_000)) == (283_115_520_000, 141_557_760_000)
+    assert view.tokens(1) == view.tokens(90_001) - view.tokens(90_000) == 2**21
+
+
+def test_more_text_comes_in_longer_rows_or_in_more():
+    assert shapes(phases(8, 12, 10, bag=4, until=5), 0, 5) == [(8, 12), (8, 12)]
+    assert shapes(phases(8, 12, 10, bag=4, until=5, grow="rows"), 0, 5) == [(32, 3), (8, 12)]
+    assert phases(8, 12, 10, bag=4, until=5, grow="rows").tokens(5) == 5 * 8 * 12 * 4
+
+
+def test_one_phase_of_bags_after_the_other_reads_on():
+    view = phases(1, 4, 10, bag=[4, 1, 2], until=[0.2, 0.3, 0.5])
+    assert [phase.first for phase in view.phases] == [0, 2, 3, 5]
+    assert [view.tokens(step) for step in range(7)] == [0, 16, 32, 36, 44, 52, 56]
+    text = torch.tensor(document(50, 1))
+    for step in range(10):
+        first = view.batch(step).tokens.flatten()[0]
+        assert first == text[view.tokens(step) % 50], step
+
+
+def test_the_stream_goes_on_after_folding():
+    """The token phase starts where the next bag would: what is left of a document counts as read, and so does one
+    that is passed over."""
+    packed = PackedRows.__new__(PackedRows)
+    texts = [document(11, 1), document(4, 2), document(5, 3)]
+    packed.order, packed.begin, packed.rows, packed.context = as_written(texts), 0, 1, 5
+    config = Superposition.Config(bag=4, until=1, boundary="fold")
+    view = Phases(Superposition(config).phases(packed, 3))
+    stream = [token for text in texts for token in text] * 3
+    assert view.tokens(1) == 20 + 15  # two bags of the first document, for the second time
+    assert view.batch(1).tokens[0].tolist() == stream[35:40]
+
+
+def test_the_learning_rate_starts_anew_where_it_is_asked_to():
+    assert phases(1, 4, 10, bag=2, until=3).stretch(7) == (0, None)
+    restarted = phases(1, 4, 10, bag=2, until=3, lr_restart=True)
+    assert [restarted.stretch(step) for step in (0, 2, 3, 9)] == [(0, 3), (0, 3), (3, None), (3, None)]
+
+
+def test_next_token_is_one_phase():
+    packed = SimpleNamespace(rows=2, context=4, read=lambda step: 8 * step)
+    view = Phases(NextToken(NextToken.Config()).phases(packed, 5))
+    assert len(view.phases) == 1 and view.tokens(5) == view.positions(5) == 40 and view.stretch(4) == (0, None)

@@ -1,0 +1,186 @@
+"""A run that changes its view of the text goes on with everything else, is stopped and resumed anywhere, and is
+refused as a language model before it is one."""
+
+import copy
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+
+from tandem.comparison.pretrain import plan, pretrain
+from tandem.comparison.trained import continue_texts, evaluate, write_model
+from tandem.corpus import prepare
+from tandem.recipe import UserError, load
+from tandem.training import checkpoint
+from tandem.training.health import Stopped
+from tandem.training.loop import take_step, train
+from tandem.training.run import Run
+
+SIZE = ["network.depth=1", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
+BAGS = ["objective.name=superposition", "objective.bag=2", "training.compile=false", "sampling.tokens=5"]
+
+
+@pytest.fixture
+def recipe(small_corpus):
+    def make(*overrides, budget="10 steps"):
+        return load("decoder/tiny", [*SIZE, *BAGS, *small_corpus, f'budget="{budget}"', *overrides])
+
+    return make
+
+
+@pytest.fixture
+def make_run(recipe):
+    def make(*overrides, budget="10 steps"):
+        made = recipe(*overrides, budget=budget)
+        return Run(made, prepare(made.corpus))
+
+    return make
+
+
+def state(run):
+    return copy.deepcopy((run.network.state_dict(), run.optimiser.state_dict()["state"]))
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("boundary", ["ignore", "fold"])
+def test_resumed_in_either_phase_and_across_the_switch_it_is_bitwise_the_same(make_run, tmp_path, boundary):
+    run = make_run(f"objective.boundary={boundary}", "objective.until=4")
+    at = {}
+
+    def save():
+        step = run.progress.step
+        at[step] = state(run)
+        checkpoint.save(tmp_path, step, run.network, run.optimiser, vars(run.progress), keep=20)
+
+    train(run, [], save, save_every=1)
+    for step in (2, 3, 4, 5, 7):
+        resumed = make_run(f"objective.boundary={boundary}", "objective.until=4")
+        checkpoint.restore(tmp_path / f"step-{step:08d}", resumed.network, resumed.optimiser)
+        resumed.progress.step = step
+        train(resumed, [], lambda: None, save_every=99)
+        assert same(state(resumed), at[10]), f"resumed at step {step}"
+
+
+def test_at_the_switch_only_the_view_changes(make_run):
+    run = make_run("objective.until=3")
+    for step in range(3):
+        assert "bag_nll" in take_step(run, step).means()
+    before = state(run)
+    run.enter(3)
+    assert same(state(run), before)
+    assert run.schedule(2) == run.schedule(3) == 1.0
+    assert list(take_step(run, 3).means()) == ["nll"]
+    assert {name: value.shape for name, value in run.network.state_dict().items()} == {
+        name: value.shape for name, value in before[0].items()
+    }
+
+
+@pytest.mark.parametrize("network", ["sps", "context_ready", "context_ready_sps"])
+def test_every_network_that_reads_embeddings_trains_in_bags_switches_and_is_scored(recipe, tmp_path, network):
+    made = recipe(f"network.name={network}", "objective.until=2", "log.every=1", budget="4 steps")
+    result = pretrain(made, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    steps = [record for record in records if "terms" in record]
+    assert [next(iter(step["terms"])) for step in steps] == ["bag_nll", "bag_nll", "nll", "nll"]
+    assert [step["tokens"] for step in steps] == [128, 256, 320, 384] and result["positions"] == 256
+    assert steps[0]["flops"] == result["flops"] / 4
+    assert 0 < result["likelihood"]["nats_per_token"] < 10
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_embeddings_drawn_anew_at_the_switch_are_all_that_changes(make_run):
+    run = make_run("objective.until=3", "objective.reinit_at_switch=embeddings", "network.tied=false")
+    for step in range(4):
+        before = copy.deepcopy(run.network.state_dict())
+        run.enter(step)
+        changed = {name for name, value in run.network.state_dict().items() if not torch.equal(value, before[name])}
+        assert changed == ({"table.weight", "output.weight"} if step == 3 else set())
+
+
+def test_the_learning_rate_restarts_where_it_is_asked_to(make_run):
+    run = make_run("objective.until=0.5", "objective.lr_restart=true", "schedule.warmup=2", "schedule.decay=2")
+    assert [run.schedule(step) for step in range(10)] == [0.5, 1, 1, 1, 0.5] * 2
+
+
+def test_wsd_over_the_whole_run(make_run):
+    run = make_run("schedule.warmup=2000", "optimiser.lr=2e-3", budget="20000 steps")
+    rates = {0: 1e-6, 1999: 2e-3, 5999: 2e-3, 6000: 2e-3, 18_000: 2e-3, 19_000: 1e-3, 19_999: 1e-6}
+    for step, rate in rates.items():
+        assert 2e-3 * run.schedule(step) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize("extra", [[], ["objective.bag_step=less_work"], ["objective.boundary=fold"]])
+@pytest.mark.parametrize("unit", ["tokens", "flops"])
+def test_a_budget_is_spent_over_both_phases_and_not_exceeded(make_run, unit, extra):
+    one = make_run(*extra)
+    amount = 23 * getattr(one, unit)(1)
+    run = make_run(*extra, budget=f"{amount} {unit}")
+    spent = getattr(run, unit)
+    assert spent(run.steps) <= amount < getattr(make_run(*extra, budget=f"{run.steps + 1} steps"), unit)(run.steps + 1)
+    first = next(phase.first for phase in run.view.phases if not phase.note)
+    assert first == int(Fraction("0.3") * run.steps)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_micro_batches_change_nothing(make_run, parts):
+    settings = ["objective.boundary=fold", "objective.weights=power", "training.precision=float32"]
+    whole, cut = make_run(*settings), make_run(*settings, f"batch.micro_batches={parts}")
+    for step in (0, 1, 2, 3):
+        once, pieces = take_step(whole, step), take_step(cut, step)
+        assert pieces.counts == once.counts
+        assert pieces.means() == pytest.approx(once.means(), abs=1e-5)
+        assert float(pieces.norm) == pytest.approx(float(once.norm), rel=1e-4)
+
+
+def test_a_plan_tells_latent_positions_from_tokens(recipe):
+    page = plan(recipe())
+    assert "3 steps of 128 tokens (bags of 2 until step 3) + 7 steps of 64 tokens = 640 positions = 832 tokens" in page
+
+
+def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    overrides = "objective.until=6", "checkpoint.every=3", "evaluation.every=3", "evaluation.documents=3", "log.every=1"
+
+    def stop(run, observers, save, save_every):
+        run.steps, steps = 6, run.steps
+        train(run, observers, save, save_every)
+        run.steps = steps
+        raise Stopped(6, 2)
+
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr("tandem.comparison.pretrain.train", stop)
+        pretrain(recipe(*overrides), folder)
+    assert "one token at a time, after bags of 2 until step 6" in capsys.readouterr().out
+    refused = "step 6 of 10 is no language model yet.*bags of 2 until step 6.*--unfinished"
+    uses = (
+        lambda **more: evaluate(folder, 3, **more),
+        lambda **more: continue_texts(folder, ["The"], 2, {}, 0, **more),
+        lambda **more: write_model(folder, tmp_path / "model", **more),
+    )
+    for use in uses:
+        with pytest.raises(UserError, match=refused):
+            use()
+        use(unfinished=True)
+    pretrain(recipe(*overrides), folder)
+    assert "after bags" not in evaluate(folder, 3)
+    first_terms = [
+        next(iter(json.loads(line)["terms"])) for line in (folder / "metrics.jsonl").open() if "terms" in line
+    ]
+    assert set(first_terms) == {"bag_nll", "nll"}
+    assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_a_run_that_never_switches_leaves_no_model(recipe, tmp_path):
+    result = pretrain(recipe("objective.until=1.0", budget="3 steps"), tmp_path / "run")
+    assert result["tokens"] == 2 * result["positions"] == 2 * 3 * 64
+    assert not (tmp_path / "run" / "model").exists()
