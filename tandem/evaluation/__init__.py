@@ -1,5 +1,5 @@
 """What a trained network is worth."""
 
-from tandem.evaluation import likelihood
+from tandem.evaluation import likelihood, pointer_chasing
 
-__all__ = ["likelihood"]
+__all__ = ["likelihood", "pointer_chasing"]

@@ -16,6 +16,7 @@ A stack of blocks makes so many steps and no more, and solves so many levels; a 
     task = Task(Task.Config())
     learn(network, task, seed=0, steps=1500, lr=1e-3)
     accuracies(network, task, seed=0)                   # by column: levels 0 .. n-1, and the last query
+    tandem evaluate RUN --probe pointer_chasing         # all of that, for a new network with the settings of a run
 
 Ids: 0 Q, 1 =, 2 |, then the v values, then n k keys, level by level.
 Source: The Context-Ready Transformer (arXiv 2606.27538), section on pointer chasing; rows and ids are our own.
@@ -28,10 +29,11 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from tandem.corpus import IGNORE, Batch
+from tandem.corpus import IGNORE, Batch, Tokenizer
+from tandem.evaluation.probe import Findings
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
-from tandem.recipe import Settings
+from tandem.recipe import Settings, register
 from tandem.training.optimiser import AdamW
 from tandem.training.run import keyed
 
@@ -171,6 +173,36 @@ def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list
 def solved(found: list[float]) -> int:
     """Columns solved, from the first up to the first that is not."""
     return next((column for column, accuracy in enumerate(found) if accuracy < SOLVED), len(found))
+
+
+@register("probe", "pointer_chasing")
+class PointerChasing:
+    """How many levels a new network, with the settings of the trained one, learns to solve."""
+
+    class Config(Task.Config):
+        steps: int = Field(3000, ge=1)
+        """Steps of training, at most; it ends once all columns are solved."""
+        lr: float = Field(1e-3, gt=0)
+        """Learning rate."""
+        seed: int = 0
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    def __call__(self, network: Network, tokenizer: Tokenizer, device: torch.device) -> Findings:
+        c, task = self.config, Task(self.config)
+        generator = torch.Generator().manual_seed(c.seed)
+        fresh = type(network)(network.config, task.vocabulary, task.length, generator).to(device)  # type: ignore[call-arg]
+        with torch.enable_grad():
+            steps = learn(
+                fresh, task, seed=c.seed, steps=c.steps, lr=c.lr, watch=lambda _, __, found: solved(found) == len(found)
+            )
+        found = accuracies(fresh, task, c.seed)
+        named = zip([*map(str, range(c.tables)), "last query"], found, strict=True)
+        rows = [{"level": level, "accuracy": accuracy} for level, accuracy in named]
+        return Findings(
+            {"trained_steps": steps, "solved": solved(found), "accuracies": found}, {"Pointer chasing": rows}
+        )
 
 
 def settings(size: str, **options: Any) -> tuple[Task, dict[str, Any], float]:

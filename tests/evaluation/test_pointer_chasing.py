@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from tandem.corpus import IGNORE
-from tandem.evaluation.pointer_chasing import PUBLISHED, Task, accuracies, learn, resolve, settings, solved
+from tandem.evaluation.pointer_chasing import (
+    PUBLISHED,
+    PointerChasing,
+    Task,
+    accuracies,
+    learn,
+    resolve,
+    settings,
+    solved,
+)
 from tandem.networks.context_ready import ContextReady
 
 PAPER = [
@@ -111,6 +120,18 @@ def test_a_recurrence_learns_the_smallest_task_and_a_watcher_ends_it():
     taken = learn(network, ours, seed=0, steps=100, lr=1e-2, every=10, watch=watch)
     assert solved(found[-1]) == 2 and taken == 10 * len(found)
     assert accuracies(network, ours, seed=0) == found[-1]
+
+
+def test_as_a_probe_it_trains_a_new_network_of_the_same_settings():
+    config = ContextReady.Config(width=16, heads=2, depth=1, unroll="bptt")
+    trained = ContextReady(config, 100, 64, torch.Generator().manual_seed(0)).eval()
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    given = {"tables": 1, "keys": 1, "values": 2, "rows": 16, "steps": 200, "lr": 1e-2}
+    with torch.no_grad():
+        found = PointerChasing(PointerChasing.Config(**given))(trained, None, torch.device("cpu"))
+    assert found.record["solved"] == 2 and found.record["trained_steps"] <= 200
+    assert [row["level"] for row in found.tables["Pointer chasing"]] == ["0", "last query"]
+    assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
 
 
 def test_solved_counts_up_to_the_first_failure():
