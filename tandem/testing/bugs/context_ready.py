@@ -33,6 +33,8 @@ BUGS = {
          "network.carry(x, z)[:, -1:]", "network.carry(x, z)[:, -2:-1]"),
         ("a prediction carries what its token brought", CONTEXT_READY,
          "else self.wrapped.first_prediction, z", "else x, z"),
+        ("experts of recomputed passes are told of again", CONTEXT_READY,
+         "self.wrapped.routings = []", "pass"),
         ("nothing is recomputed", CONTEXT_READY,
          "if self.recompute and torch.is_grad_enabled():  # of", "if not torch.is_grad_enabled():  # of"),
         ("a blind correction speaks at the first position", CONTEXT_READY,
