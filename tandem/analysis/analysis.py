@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from tandem.corpus import IGNORE, Batch, Order, Store
+from tandem.corpus import IGNORE, Batch, Store, shuffled
 from tandem.recipe import Settings, UserError, require
 from tandem.training.run import Run
 
@@ -45,7 +45,7 @@ def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
 
     Raises: UserError where there are none.
     """
-    order = Order(store, SUBSET).epoch(0).documents
+    order = shuffled(len(store), SUBSET, 0)
     found = order[store.lengths[order] >= shortest][:number].tolist()
     if not found:
         raise UserError(

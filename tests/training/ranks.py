@@ -152,6 +152,6 @@ def stage(
     whole = run.whole_network().state_dict()
     counts = taken.counts
     with contextlib.redirect_stdout(None):
-        judged = pretrain.judge(run, 7)
+        _, judged = pretrain.judge(run, last, 7)
     weights = {name: tensor.flatten()[:50].tolist() for name, tensor in whole.items()}
     return {"seen": seen, "counts": counts, "nats": judged["nats"], "tokens": judged["tokens"], "weights": weights}
