@@ -210,7 +210,8 @@ def judge(
     began = time.perf_counter()
     found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
-    return found, {"kind": "likelihood", "step": step, **as_record(found), **clocks}
+    spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
+    return found, {"kind": "likelihood", "step": step, **as_record(found), **spent, **clocks}
 
 
 def by_document(found: Likelihood) -> bytes:

@@ -95,12 +95,13 @@ class Result:
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
     folder, told = RunFolder.open(path), json.loads((path / "result.json").read_bytes())
-    per_step = {key: told[key] / told["step"] for key in ("tokens", "flops")}
+    # A record without them is of a run from before there were phases: every step read and cost the same
+    even = {key: told[key] / told["step"] for key in ("tokens", "flops")}
     curve = [
         Point(
             step=judged["step"],
-            tokens=round(judged["step"] * per_step["tokens"]),
-            flops=judged["step"] * per_step["flops"],
+            tokens=judged.get("training_tokens", round(judged["step"] * even["tokens"])),
+            flops=judged.get("training_flops", judged["step"] * even["flops"]),
             seconds=judged["training_seconds"],
             nats_per_token=judged["nats_per_token"],
         )

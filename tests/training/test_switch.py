@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.comparison.pretrain import plan, pretrain
+from tandem.comparison.results import read_result
 from tandem.comparison.trained import continue_texts, evaluate, write_model
 from tandem.corpus import prepare
 from tandem.recipe import UserError, load
@@ -87,8 +88,10 @@ def test_at_the_switch_only_the_view_changes(make_run):
 
 @pytest.mark.parametrize("network", ["sps", "context_ready", "context_ready_sps"])
 def test_every_network_that_reads_embeddings_trains_in_bags_switches_and_is_scored(recipe, tmp_path, network):
-    made = recipe(f"network.name={network}", "objective.until=2", "log.every=1", budget="4 steps")
+    made = recipe(f"network.name={network}", "objective.until=2", "log.every=1", "evaluation.every=1", budget="4 steps")
     result = pretrain(made, tmp_path / "run")
+    curve = read_result(tmp_path / "run", network, 1, 1e-3, trial=False).curve
+    assert [point.tokens for point in curve] == [128, 256, 320, 384]  # bags of 2 read twice the text
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     steps = [record for record in records if "terms" in record]
     assert [next(iter(step["terms"])) for step in steps] == ["bag_nll", "bag_nll", "nll", "nll"]
