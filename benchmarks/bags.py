@@ -9,56 +9,45 @@ first step, one process an arm.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 from machine import compare, header, write
-from training import CONTEXT, DEVICE, ROWS, Trainer
+from steps import Steps, growth, one_document
 
 from tandem.corpus import IGNORE, Batch
+from tandem.networks.decoder import Decoder
 from tandem.objectives.superposition import Superposition
-from tandem.training.loop import take_step
 
-VOCABULARY = 32_000
+VOCABULARY, ROWS, CONTEXT = 32_000, 16, 256
 
 
-class Bags(Trainer):
-    """The same steps in bags; of 1, next tokens."""
+def in_bags(network, bag, dtype, rows, compiled):
+    """Steps in bags; of 1, next tokens."""
 
-    def __init__(self, bag, dtype, rows, compiled):
-        super().__init__(VOCABULARY, dtype, compiled)
-        self.bag, self.rows = bag, rows
-        self.objective = Superposition(Superposition.Config(bag=bag))
-
-    def __call__(self, step):
-        return take_step(self, step)
-
-    def batches(self, step):
-        s, rows = self.bag, self.rows
+    def batch(step):
+        if bag == 1:
+            return one_document(VOCABULARY, rows, CONTEXT, step)
         generator = torch.Generator().manual_seed(step)
-        ids = (torch.rand(rows, CONTEXT * s + s, generator=generator) ** 3 * VOCABULARY).long()
-        starts = torch.zeros(rows, CONTEXT, dtype=torch.long)
-        if s == 1:
-            return [Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), starts)]
-        bags = ids.unflatten(1, (-1, s))
+        ids = (torch.rand(rows, (CONTEXT + 1) * bag, generator=generator) ** 3 * VOCABULARY).long()
+        bags = ids.unflatten(1, (-1, bag))
         targets = bags[:, 1:].clone()
         targets[:, -1, 1:] = IGNORE  # the last bag of a row has one target
-        return [Batch(bags[:, :-1].contiguous(), targets, starts)]
+        return Batch(bags[:, :-1].contiguous(), targets, torch.zeros(rows, CONTEXT, dtype=torch.long))
+
+    return Steps(network, batch, Superposition(Superposition.Config(bag=bag)), dtype=dtype, compiled=compiled)
+
+
+def network():
+    config = Decoder.Config(depth=8, width=176, heads=4)
+    return Decoder(config, VOCABULARY, CONTEXT, torch.Generator().manual_seed(0))
 
 
 def extra_memory(bag, dtype, rows):
     """Bytes that this process grows by over two steps, everything built before."""
-    trainer = Bags(bag, dtype, rows, compiled=False)
-    if DEVICE.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        trainer(0), trainer(1)
-        return torch.cuda.max_memory_allocated() - before
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    trainer(0), trainer(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    steps = in_bags(network(), bag, dtype, rows, compiled=False)
+    return growth(lambda: (steps(0), steps(1)))
 
 
 def main():
@@ -76,9 +65,8 @@ def main():
         print(json.dumps(extra_memory(given.memory_of, dtype, given.rows)))
         return
     print(header())
-    bags, tokens = Bags(given.bag, dtype, given.rows, not given.eager), Bags(1, dtype, given.rows, not given.eager)
-    bags.network = tokens.network  # one network: the arms differ in nothing but what a step reads and asks
-    bags.optimiser = tokens.optimiser
+    one = network()  # the arms differ in nothing but what a step reads and asks
+    bags, tokens = (in_bags(one, bag, dtype, given.rows, not given.eager) for bag in (given.bag, 1))
     counts = iter(range(10**9))
 
     what = f"bags of {given.bag} / next token, V {VOCABULARY:,}, {given.rows * CONTEXT:,} positions"

@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 from machine import compare, header, write
+from steps import DEVICE, Steps, one_document
 
 import tandem.networks  # noqa: F401 - registers them
-from tandem.corpus import Batch
-from tandem.objectives.next_token import NextToken
 from tandem.recipe import registered
-from tandem.training.device import Choice, Training, autocast, choose_precision
-from tandem.training.loop import take_step
-from tandem.training.optimiser import AdamW
+from tandem.training.device import Training, choose_precision
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, PROMPT, STEPS = 4096, 512, 8
 SETTINGS: dict[str, dict[str, Any]] = {
     "sps": {"window": 64},
@@ -36,34 +32,14 @@ def built(name, context, **settings):
     return cls(config, VOCABULARY, context, torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-class Trainer:
-    """What take_step needs of a run; a step's batch is a pure function of its number."""
-
-    def __init__(self, network, context, is_compiled):
-        self.network = network.train()
-        if is_compiled:
-            network.compile()
-        self.rows, self.context, self.view = 4096 // context, context, self
-        self.objective, self.optimiser = NextToken(NextToken.Config()), AdamW(AdamW.Config(), network)
-        self.device, self.dtype = Choice(DEVICE, ""), choose_precision(Training.Config(), DEVICE).value
-        self.schedule = lambda step: 1.0
-
-    def batches(self, step):
-        generator = torch.Generator().manual_seed(step)
-        ids = torch.randint(VOCABULARY, (self.rows, self.context + 1), generator=generator)
-        starts = torch.zeros(self.rows, self.context, dtype=torch.long)
-        return [Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), starts)]
-
-    def autocast(self):
-        return autocast(DEVICE, self.dtype)
-
-
 def training(name, settings, context, pairs, is_compiled):
     networks = built(name, context, **settings), built("decoder", context)
-    arms = [Trainer(network, context, is_compiled) for network in networks]
+    dtype = choose_precision(Training.Config(), DEVICE).value
+    batch = lambda step: one_document(VOCABULARY, 4096 // context, context, step)
+    arms = [Steps(network, batch, dtype=dtype, compiled=is_compiled) for network in networks]
     needed = [sum(arm.network.cost().training(context).values()) for arm in arms]
     count = iter(range(10**9))
-    steps = [lambda arm=arm: take_step(arm, next(count)) for arm in arms]
+    steps = [lambda arm=arm: arm(next(count)) for arm in arms]
     record = compare(f"{name}: training step, T {context}", *steps, pairs=pairs, warmup=3)
     print(f"    needed FLOPs {needed[0] / needed[1]:.2f} x")
     return record | {"needed": needed[0] / needed[1]}

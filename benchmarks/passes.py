@@ -10,20 +10,15 @@ a process of its own over its first two steps, the network built before.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 from machine import compare, header, write
+from steps import Steps, growth, one_document
 
-from tandem.corpus import Batch
 from tandem.networks.context_ready import ContextReady
-from tandem.training.device import autocast
-from tandem.training.optimiser import AdamW
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = {"three blocks": {"depth": 3, "width": 256, "heads": 8}, "one block": {"depth": 1, "width": 400, "heads": 10}}
 ARMS = {"K 1": (1, False), "K 5": (5, False), "K 5 recomputed": (5, True)}
 REQUIRED = {("three blocks", "K 5"): 5.0, ("one block", "K 5"): 5.5}
@@ -31,44 +26,21 @@ REQUIRED |= {("three blocks", "K 5 recomputed"): 6.5, ("one block", "K 5 recompu
 MOST_MEMORY = 1.5
 
 
-class Arm:
-    """One training step of a network, over and over on the same batch."""
-
-    def __init__(self, shape, arm, options, compiled=True):
-        passes, recompute = ARMS[arm]
-        settings = SHAPES[shape] | ({"width": 32, "heads": 2} if options.tiny else {})
-        rows, context = (2, 32) if options.tiny else (16, 256)
-        config = ContextReady.Config(**settings, passes=passes, passes_min=None)
-        self.network = ContextReady(config, 4096, context, torch.Generator().manual_seed(0)).to(DEVICE).train()
-        self.network.recompute = recompute
-        if compiled:
-            self.network.compile()
-        self.optimiser = AdamW(AdamW.Config(), self.network)
-        ids = torch.randint(4096, (rows, context + 1), generator=torch.Generator().manual_seed(0))
-        starts = torch.zeros(rows, context, dtype=torch.long)
-        self.batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), starts).to(DEVICE)
-        self.dtype = torch.float32 if options.float32 else torch.bfloat16
-
-    def __call__(self):
-        network, batch = self.network, self.batch
-        with autocast(DEVICE, self.dtype):
-            hidden, _ = network(network.embed(batch.tokens), batch)
-            loss, _ = network.nll(hidden, batch.targets)
-        (loss / batch.targets.numel()).backward()
-        self.optimiser.clip()
-        self.optimiser.step(1.0)
+def arm_steps(shape, arm, options, compiled=True):
+    passes, recompute = ARMS[arm]
+    settings = SHAPES[shape] | ({"width": 32, "heads": 2} if options.tiny else {})
+    rows, context = (2, 32) if options.tiny else (16, 256)
+    config = ContextReady.Config(**settings, passes=passes, passes_min=None)
+    network = ContextReady(config, 4096, context, torch.Generator().manual_seed(0))
+    network.recompute = recompute
+    batch = lambda step: one_document(4096, rows, context, step)
+    return Steps(network, batch, dtype=torch.float32 if options.float32 else torch.bfloat16, compiled=compiled)
 
 
 def memory(shape, arm, options):
     """Bytes by which this process grew over two steps."""
-    step = Arm(shape, arm, options, compiled=False)
-    if DEVICE.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        step(), step()
-        return torch.cuda.max_memory_allocated() - before
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    step(), step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    steps = arm_steps(shape, arm, options, compiled=False)
+    return growth(lambda: (steps(0), steps(1)))
 
 
 def main() -> int:
@@ -85,9 +57,11 @@ def main() -> int:
     print(header())
     records, missed = [], 0
     for shape in SHAPES:
-        one = Arm(shape, "K 1", options)
+        one, count = arm_steps(shape, "K 1", options), iter(range(10**9))
         for arm in ("K 5", "K 5 recomputed"):
-            record = compare(f"{shape}: {arm} / K 1", Arm(shape, arm, options), one, pairs=options.pairs)
+            more = arm_steps(shape, arm, options)
+            pair = [lambda steps=steps: steps(next(count)) for steps in (more, one)]  # noqa: B023 - used at once
+            record = compare(f"{shape}: {arm} / K 1", *pair, pairs=options.pairs)
             record["required"] = REQUIRED[shape, arm]
             missed += record["ratio"] > record["required"]
             records.append(record)

@@ -9,103 +9,57 @@ Losses: 200 steps in float32 on the same batches from the same weights.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 from machine import compare, header, write
 from minimal import Minimal, Stepper, copy_weights
+from steps import DEVICE, Steps, growth, one_document
 
-from tandem.corpus import Batch
 from tandem.networks.decoder import Decoder
-from tandem.objectives.next_token import NextToken
-from tandem.training.device import Choice, autocast
-from tandem.training.loop import take_step
-from tandem.training.optimiser import AdamW
 
 ROWS, CONTEXT, LR = 16, 256, 1e-3
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class OneDocument:
-    """Rows of random tokens, each one document; step k is a pure function of k. Low ids are more frequent."""
-
-    rows = ROWS
-
-    def __init__(self, vocabulary):
-        self.vocabulary = vocabulary
-
-    def batch(self, step):
-        generator = torch.Generator().manual_seed(step)
-        ids = (torch.rand(ROWS, CONTEXT + 1, generator=generator) ** 3 * self.vocabulary).long()
-        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(ROWS, CONTEXT, dtype=torch.long))
-
-
-class Trainer:
-    """What take_step needs of a run, around the package's decoder."""
-
-    def __init__(self, vocabulary, dtype, compiled):
-        config = Decoder.Config(depth=8, width=176, heads=4)
-        self.network = Decoder(config, vocabulary, CONTEXT, torch.Generator().manual_seed(0)).to(DEVICE).train()
-        if compiled:
-            self.network.compile()
-        self.objective, self.view = NextToken(NextToken.Config()), OneDocument(vocabulary)
-        self.optimiser = AdamW(AdamW.Config(lr=LR), self.network)
-        self.device, self.dtype = Choice(DEVICE, ""), dtype
-        self.schedule = lambda step: min(1.0, (step + 1) / 20)
-
-    def batches(self, step):
-        return [self.view.batch(step)]
-
-    def place(self, step):
-        return "random rows"
-
-    def autocast(self):
-        return autocast(DEVICE, self.dtype)
-
-    def __call__(self, step):
-        return take_step(self, step).means()["nll"]
+def trainer(vocabulary, dtype, compiled):
+    config = Decoder.Config(depth=8, width=176, heads=4)
+    network = Decoder(config, vocabulary, CONTEXT, torch.Generator().manual_seed(0))
+    return Steps(network, lambda step: one_document(vocabulary, ROWS, CONTEXT, step), dtype=dtype, compiled=compiled)
 
 
 class Hand:
-    def __init__(self, trainer, vocabulary, dtype, compiled):
-        c = trainer.network.config
+    def __init__(self, steps, vocabulary, dtype, compiled):
+        c = steps.network.config
         model = Minimal(vocabulary, c.depth, c.width, c.heads, c.mlp_width, CONTEXT)
-        copy_weights(model, trainer.network)
-        self.step, self.view = Stepper(model.to(DEVICE), lr=LR, dtype=dtype, compiled=compiled), trainer.view
+        copy_weights(model, steps.network)
+        self.step, self.steps = Stepper(model.to(DEVICE), lr=LR, dtype=dtype, compiled=compiled), steps
 
     def __call__(self, step):
-        batch = self.view.batch(step)
-        return self.step(batch.tokens.to(DEVICE), batch.targets.to(DEVICE), min(1.0, (step + 1) / 20))
+        batch = self.steps.batch(step)
+        return self.step(batch.tokens.to(DEVICE), batch.targets.to(DEVICE), self.steps.schedule(step))
 
 
 def times(pairs):
-    trainer = Trainer(4096, torch.bfloat16, compiled=True)
-    hand = Hand(trainer, 4096, torch.bfloat16, compiled=True)
+    ours = trainer(4096, torch.bfloat16, compiled=True)
+    hand = Hand(ours, 4096, torch.bfloat16, compiled=True)
     count = iter(range(10**9))
-    return compare("trainer / by hand", lambda: trainer(next(count)), lambda: hand(next(count)), pairs=pairs, warmup=3)
+    return compare("trainer / by hand", lambda: ours(next(count)), lambda: hand(next(count)), pairs=pairs, warmup=3)
 
 
 def memory(arm):
     """Bytes that this process grew by over its first two steps, everything built before."""
-    trainer = Trainer(32_000, torch.bfloat16, compiled=False)
-    step = trainer if arm == "trainer" else Hand(trainer, 32_000, torch.bfloat16, compiled=False)
-    if DEVICE.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        step(0), step(1)
-        return torch.cuda.max_memory_allocated() - before
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    step(0), step(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    step = ours = trainer(32_000, torch.bfloat16, compiled=False)
+    if arm == "hand":
+        step = Hand(ours, 32_000, torch.bfloat16, compiled=False)
+    return growth(lambda: (step(0), step(1)))
 
 
 def losses(steps):
-    trainer = Trainer(4096, torch.float32, compiled=False)
-    hand = Hand(trainer, 4096, torch.float32, compiled=False)
-    return max(abs(trainer(step) - hand(step)) for step in range(steps))
+    ours = trainer(4096, torch.float32, compiled=False)
+    hand = Hand(ours, 4096, torch.float32, compiled=False)
+    return max(abs(ours(step) - hand(step)) for step in range(steps))
 
 
 def main():

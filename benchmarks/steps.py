@@ -1,0 +1,80 @@
+"""Training steps to time and to weigh: a network and batches made from a step's number, stepped as a run steps them.
+
+steps = Steps(network, lambda step: one_document(4096, 16, 256, step))
+steps(0)                            the loss of a step
+growth(lambda: (steps(0), steps(1)))         bytes
+"""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tandem.corpus import Batch
+from tandem.networks.network import Network
+from tandem.objectives.next_token import NextToken
+from tandem.training.device import Choice, autocast
+from tandem.training.loop import take_step
+from tandem.training.optimiser import AdamW
+from tandem.training.parallel import ALONE, StepLoss
+from tandem.training.progress import Progress
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Steps:
+    """What `take_step` needs of a run."""
+
+    ranks = ALONE
+
+    def __init__(
+        self,
+        network: Network,
+        batch: Callable[[int], Batch],
+        objective=None,
+        *,
+        dtype=torch.bfloat16,
+        compiled=True,
+        lr=1e-3,
+    ):
+        self.network, self.batch, self.dtype = network.to(DEVICE).train(), batch, dtype
+        if compiled:
+            network.compile()
+        self.objective = objective or NextToken(NextToken.Config())
+        self.model = StepLoss(network, self.objective)
+        self.optimiser, self.progress = AdamW(AdamW.Config(lr=lr), network), Progress()
+        self.device = Choice(DEVICE, "")
+
+    def batches(self, step: int) -> list[Batch]:
+        return [self.batch(step)]
+
+    def schedule(self, step: int) -> float:
+        return min(1.0, (step + 1) / 20)
+
+    def place(self, step: int) -> str:
+        return "random rows"
+
+    def autocast(self):
+        return autocast(DEVICE, self.dtype)
+
+    def __call__(self, step: int) -> float:
+        return next(iter(take_step(self, step).means().values()))  # type: ignore[arg-type]
+
+
+def one_document(vocabulary: int, rows: int, context: int, step: int) -> Batch:
+    """Rows of random tokens, each of one document; low ids are more frequent."""
+    generator = torch.Generator().manual_seed(step)
+    ids = (torch.rand(rows, context + 1, generator=generator) ** 3 * vocabulary).long()
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, context, dtype=torch.long))
+
+
+def growth(run: Callable[[], object]) -> int:
+    """Bytes by which this process, or the device's memory, grows at most while `run` runs."""
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    run()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
