@@ -34,7 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 STEP = 64
-"""Queries between two cuts; tiles are joined from these."""
+"""Queries between two cuts; tiles are joined from these. Of several groups half as many more: SDPA on the CPU takes
+queries in blocks of 32, and of 64 from 192 on, which in bfloat16 is a seventh faster (docs/attention.md)."""
 CALL = 2048
 """What a call costs beside its pairs and keys, in query-key pairs (measured: docs/attention.md)."""
 COPY = 16
@@ -170,6 +171,7 @@ class _Cutter:
     def __init__(self, lo: np.ndarray, hi: np.ndarray, rows: int):
         self.lo, self.hi, self.rows = lo, hi, rows
         self.groups, T = lo.shape[2:]
+        self.step = STEP if self.groups == 1 else 3 * STEP // 2
         # Per source, the bounds of the keys that any row and group reads, and of those that all of them read;
         # lists, because single numbers are looked up by the thousand.
         self.any = list(zip(lo.min((0, 2)).tolist(), hi.max((0, 2)).tolist(), strict=True))
@@ -184,11 +186,11 @@ class _Cutter:
         """(cost, first query, end) of every tile."""
         tiles: list[tuple[float, int, int]] = []
         for start, end in segments:
-            for a in range(start, end, STEP):
-                b = min(a + STEP, end)
+            for a in range(start, end, self.step):
+                b = min(a + self.step, end)
                 tile = (self._cost(a, b), a, b)
                 # Across a jump only to a short tile: adding one more small document always looks cheap.
-                if tiles and (a > start or b - tiles[-1][1] <= STEP):
+                if tiles and (a > start or b - tiles[-1][1] <= self.step):
                     cost, first, _ = tiles[-1]
                     joined = self._cost(first, b)
                     if joined <= cost + tile[0]:
