@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -87,6 +88,9 @@ def test_offline_it_leaves_its_files_in_the_folder(tmp_path, monkeypatch, capfd)
     monkeypatch.setenv("WANDB_MODE", "offline")
     log_steps(tmp_path / "mine", [1, 2])
     (left,) = (tmp_path / "mine" / "wandb").glob("offline-run-*/*.wandb")
+    until = time.monotonic() + 20  # a process of W&B's own writes it, and may do so after it said that it has finished
+    while b"step/terms/nll" not in left.read_bytes() and time.monotonic() < until:
+        time.sleep(0.05)
     assert b"step/terms/nll" in left.read_bytes()
     assert json.loads((tmp_path / "mine" / "wandb.json").read_text()) == {"step": 2, "sample": 2}
     out, err = capfd.readouterr()
