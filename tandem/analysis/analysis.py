@@ -13,12 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from tandem.corpus import IGNORE, Batch, Store, shuffled
+from tandem.corpus import IGNORE, SUBSET, Batch, Store, shuffled
 from tandem.recipe import Settings, UserError, require
 from tandem.training.run import Run
-
-SUBSET = 0
-"""Key of the order of documents from which a part is taken, the same for every network."""
 
 
 class Analysis:

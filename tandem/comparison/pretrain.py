@@ -20,8 +20,8 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
-from tandem.corpus import Corpus, Order, prepare
-from tandem.evaluation.likelihood import SUBSET, Likelihood
+from tandem.corpus import SUBSET, Corpus, Order, prepare
+from tandem.evaluation.likelihood import Likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.generation.speed import Decoding, measure_decoding

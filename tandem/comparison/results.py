@@ -95,18 +95,15 @@ class Result:
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
     folder, told = RunFolder.open(path), json.loads((path / "result.json").read_bytes())
-    even = {f"training_{key}": told[key] / told["step"] for key in ("tokens", "flops")}
     curve = [
         Point(
             step=judged["step"],
-            tokens=round(judged["training_tokens"]),
+            tokens=judged["training_tokens"],
             flops=judged["training_flops"],
             seconds=judged["training_seconds"],
             nats_per_token=judged["nats_per_token"],
         )
-        for record in folder.records("likelihood")
-        # A record without them is of a run from before there were phases: every step read and cost the same
-        for judged in [{key: record["step"] * each for key, each in even.items()} | record]
+        for judged in folder.records("likelihood")
     ]
     with np.load(path / DOCUMENTS) as arrays:
         by_document = dict(arrays)

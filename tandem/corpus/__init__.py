@@ -8,7 +8,7 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
-from tandem.corpus.order import Order, shuffled
+from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
@@ -17,6 +17,7 @@ from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, s
 
 __all__ = [
     "IGNORE",
+    "SUBSET",
     "BagRows",
     "Batch",
     "Corpus",

@@ -38,6 +38,10 @@ class Epoch(NamedTuple):
     """(D,) where in the epoch each of them ends, in tokens."""
 
 
+SUBSET = 0
+"""Key of the shuffled order of documents from which a part is taken, to score or to analyse: the same for all."""
+
+
 def shuffled(count: int, *key: int) -> np.ndarray:
     """A permutation of range(count), decided by the key."""
     # Sorted raw bits: numpy keeps the bits of a generator the same for ever, but not its permutation().

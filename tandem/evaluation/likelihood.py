@@ -19,12 +19,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import Store, scoring_rows, shuffled
+from tandem.corpus import SUBSET, Store, scoring_rows, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
-SUBSET = 0
-"""Key of the order of documents from which a part is taken."""
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
 """Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
 
