@@ -21,9 +21,9 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import machine
 import torch
 from machine import compare, header, write
 from steps import Steps, one_document
@@ -94,59 +94,40 @@ def work(options) -> list[dict]:
 
 def step(options) -> list[dict]:
     context, records, count = 1024, [], iter(range(10**9))
-    batch = lambda step: with_key(one_document(VOCABULARY, 4096 // context, context, step), step)
+    batch = lambda step: replace(one_document(VOCABULARY, 4096 // context, context, step), key=step)
     compiled = not options.eager
     plain = Steps(decoder(context), batch, compiled=compiled)
     needed = sum(plain.network.cost().training(context).values())
     for name, (partition, required) in PARTITIONS.items():
         double = Steps(double_decoder(context, **partition), batch, compiled=compiled)
         arms = [lambda arm=arm: arm(next(count)) for arm in (double, plain)]
-        record = compare(f"training step, partitions {name}", *arms, pairs=options.pairs)
+        record = timed(f"training step, partitions {name}", *arms, options)
         flops = sum(double.network.cost().training(context).values()) / needed
         print(f"    needed FLOPs {flops:.3f} x; required at most {required} x")
         records.append(record | {"needed": flops, "required": required, "at_most": True})
     return records
 
 
-def with_key(batch, key):
-    from dataclasses import replace
-
-    return replace(batch, key=key)
+def timed(what, a, b, options) -> dict:
+    return compare(what, a, b, pairs=options.pairs, clock=time.process_time)
 
 
 def decode(options) -> list[dict]:
     networks = decoder(), double_decoder()
     prompt = torch.randint(VOCABULARY, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
     reading = [lambda network=network: network.session(1).prefill([prompt]) for network in networks]
-    records = [compare(f"prefill of {PROMPT}: decoder / double decoder", *reading, pairs=options.pairs)]
+    prefill = timed(f"prefill of {PROMPT}: decoder / double decoder", *reading, options)
 
-    def steps(network) -> Callable[[], None]:
+    def steps(network) -> Callable[[], object]:
         session, token = network.session(1), torch.zeros(1, dtype=torch.long)
         session.prefill([prompt])
-        session.step(token)
+        return lambda: [session.step(token) for _ in range(STEPS)]
 
-        def run():
-            going = session.fork()
-            going.step(token)  # the first append of a fork copies what it holds
-            began = time.process_time()
-            for _ in range(STEPS):
-                going.step(token)
-            spent.append(time.process_time() - began)
-
-        spent: list[float] = []
-        run.spent = spent  # type: ignore[attr-defined]
-        return run
-
-    runs = [steps(network) for network in networks]
-    for pair in range(options.pairs + 2):
-        for run in runs[:: 1 if pair % 2 else -1]:
-            run()
-    ratios = [a / b for a, b in zip(*(run.spent[2:] for run in runs), strict=True)]  # type: ignore[attr-defined]
-    record = machine.told(f"{STEPS} tokens after {PROMPT}: decoder / double decoder", ratios, *(r.spent for r in runs))
+    record = timed(f"{STEPS} tokens after {PROMPT}: decoder / double decoder", *map(steps, networks), options)
     flops = networks[0].cost().decode(PROMPT) / networks[1].cost().decode(PROMPT)
     cache = networks[0].cost().cache(PROMPT) / networks[1].cost().cache(PROMPT)
     print(f"    needed FLOPs {flops:.2f} x, cache {cache:.2f} x; required at least 1.8 x")
-    return [*records, record | {"needed": flops, "required": 1.8, "at_most": False}]
+    return [prefill, record | {"needed": flops, "required": 1.8, "at_most": False}]
 
 
 def prefix(options) -> list[dict]:
@@ -159,7 +140,7 @@ def prefix(options) -> list[dict]:
     whole = torch.cat((shared, own), dim=1).tolist()
     torch.testing.assert_close(held.fork().extend(own), network.session(1).prefill(whole), rtol=1e-4, atol=1e-4)
     arms = (lambda: network.session(1).prefill(whole), lambda: held.fork().extend(own))
-    record = compare(f"first token after {PROMPT} + {OWN}: anew / prefix held", *arms, pairs=options.pairs)
+    record = timed(f"first token after {PROMPT} + {OWN}: anew / prefix held", *arms, options)
     print("    required at least 10 x")
     return [record | {"required": 10, "at_most": False}]
 
