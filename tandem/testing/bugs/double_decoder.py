@@ -1,6 +1,6 @@
 """Bugs of Block-Based Double Decoders, the traps of its two sources first."""
 
-OWN = "tests/networks/test_double_decoder.py"
+OWN = "tests/networks/test_two_stacks.py"
 PARITY = "tests/parity/test_double_decoder.py"
 PARTITION = "tests/corpus/test_partition.py"
 MASS = "tests/analysis/test_attention_mass.py"
@@ -10,12 +10,12 @@ BUGS = {
     "networks/double_decoder.py": [
         ("a context that includes the own block", PARITY,
          "Span(starts, torch.maximum(b, starts + 1) if sink else b)", "Span(starts, torch.arange(b.shape[1]) + 1)"),
-        ("latents of the own block are read one token on", "causality",
+        ("the latent of the token that opens the block is read", "degeneracy",
          "Span(starts, torch.maximum(b, starts + 1) if sink else b)", "Span(starts, b + 1)"),
         ("own tokens of the block before are read", OWN,
          "return causal(b), Span(", "return causal(starts), Span("),
-        ("a block that crosses documents", "documents",
-         "    b = torch.maximum(blocks, starts)\n", "    b = torch.minimum(blocks, starts)\n"),
+        ("a block that crosses documents", OWN,
+         "    b = torch.maximum(blocks, starts)\n", "    b = blocks\n"),
         ("two softmaxes, added", PARITY,
          "return attend(q, [own, latents], plan=plan) if self.mixing is None",
          "return attend(q, [own]) + attend(q, [latents]) if self.mixing is None"),
