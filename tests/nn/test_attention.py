@@ -243,5 +243,7 @@ def test_pieces_of_keys_that_are_read_where_they_lie_are_the_definition(name, qu
         q, sources, _ = draw(spans, [T] * len(spans), queries)
         with torch.no_grad():
             assert_close(attend(q, sources), attend_dense(q, sources), 1e-12)
-            for found, expected in zip(attend(q, sources, return_lse=True), attend_dense(q, sources, return_lse=True)):
+            for found, expected in zip(
+                attend(q, sources, return_lse=True), attend_dense(q, sources, return_lse=True), strict=True
+            ):
                 assert_close(found, expected, 1e-12)
