@@ -18,7 +18,9 @@ Scheme = Literal["normal", "scaled", "scaled_attention", "xavier", "xavier_qkv",
 
 EXPERTS = {"experts", "experts_out"}
 """Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
-DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+"""Roles of matrices that read hidden states: the wider the network, the more their products add up."""
+DECAYED = HIDDEN | {"embedding", "head"}
 
 
 class Linear(nn.Linear):
@@ -70,8 +72,11 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
 
-    Norm weights are 1 and biases 0 in all but `torch`.
+    Norm weights are 1 and biases 0 in all but `torch`. Where `network.config` asks for width transfer
+    (docs/width_transfer.md), deviations of hidden matrices that a scheme fixes shrink as 1 / sqrt(width), like those
+    that it derives from the shape.
     """
+    shrink = getattr(getattr(network, "config", None), "width_ratio", 1.0) ** -0.5
     for module in network.modules():
         if isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)
@@ -80,10 +85,10 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
         elif isinstance(module, Embedding):
             _draw_table(module.weight, scheme, generator)
         elif isinstance(module, Linear):
-            _draw_linear(module, scheme, depth, generator)
+            _draw_linear(module, scheme, depth, shrink, generator)
         elif isinstance(module, Experts):
             for matrix in module.weight:
-                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, generator)
+                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, shrink, generator)
 
 
 def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
@@ -93,15 +98,21 @@ def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> N
         nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
 
 
-def _draw_linear(linear: Linear, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
+def _draw_linear(linear: Linear, scheme: Scheme, depth: int, shrink: float, generator: torch.Generator) -> None:
     if linear.bias is not None:
         bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
-    _draw_matrix(linear.weight, linear.role, linear.parts, scheme, depth, generator)
+    _draw_matrix(linear.weight, linear.role, linear.parts, scheme, depth, shrink, generator)
 
 
 def _draw_matrix(
-    weight: Tensor, role: str, parts: tuple[int, ...], scheme: Scheme, depth: int, generator: torch.Generator
+    weight: Tensor,
+    role: str,
+    parts: tuple[int, ...],
+    scheme: Scheme,
+    depth: int,
+    shrink: float,
+    generator: torch.Generator,
 ) -> None:
     if scheme == "torch":
         bound = 1 / math.sqrt(weight.shape[1])
@@ -113,5 +124,5 @@ def _draw_matrix(
             nn.init.xavier_uniform_(part, generator=generator)
     else:
         shrunk = {"scaled": ("attention_out", "mlp_out", "experts_out"), "scaled_attention": ("attention_out",)}
-        deep = role in shrunk.get(scheme, ())
-        nn.init.normal_(weight, 0.0, 0.02 / math.sqrt(2 * depth) if deep else 0.02, generator=generator)
+        deviation = 0.02 / math.sqrt(2 * depth) if role in shrunk.get(scheme, ()) else 0.02
+        nn.init.normal_(weight, 0.0, deviation * (shrink if role in HIDDEN else 1.0), generator=generator)
