@@ -61,6 +61,11 @@ def roles(network: nn.Module) -> dict[str, str]:
     return {name: found[id(parameter)] for name, parameter in network.named_parameters()}
 
 
+def width_ratio(module: nn.Module) -> float:
+    """C / C_0 where `module.config` asks for width transfer (docs/width_transfer.md), else 1."""
+    return getattr(getattr(module, "config", None), "width_ratio", 1.0)
+
+
 @torch.no_grad()
 def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
     """Draws every parameter of `network` anew, in the order of its modules.
@@ -72,11 +77,10 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
 
-    Norm weights are 1 and biases 0 in all but `torch`. Where `network.config` asks for width transfer
-    (docs/width_transfer.md), deviations of hidden matrices that a scheme fixes shrink as 1 / sqrt(width), like those
-    that it derives from the shape.
+    Norm weights are 1 and biases 0 in all but `torch`. Under width transfer, deviations of hidden
+    matrices that a scheme fixes shrink as 1 / sqrt(width), like those that it derives from the shape.
     """
-    shrink = getattr(getattr(network, "config", None), "width_ratio", 1.0) ** -0.5
+    shrink = width_ratio(network) ** -0.5
     for module in network.modules():
         if isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)

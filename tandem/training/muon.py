@@ -24,8 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.networks.network import Network
-from tandem.nn.init import HIDDEN, roles
+from tandem.nn.init import HIDDEN, roles, width_ratio
 from tandem.recipe import UserError, register
 from tandem.training.optimiser import AdamW, groups
 
@@ -47,9 +46,9 @@ class Muon(AdamW):
 
     config: Config
 
-    def inner_optimiser(self, network: Network) -> torch.optim.Optimizer:
+    def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
-        if c.lr_scale or network.config.width_ratio != 1:
+        if c.lr_scale or width_ratio(network) != 1:
             key = "optimiser.lr_scale" if c.lr_scale else "network.base_width"
             raise UserError(f"{key}: muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw")
         stacked: dict[tuple[int, ...], list[Tensor]] = {}

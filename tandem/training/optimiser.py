@@ -14,8 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.networks.network import Network
-from tandem.nn.init import DECAYED, HIDDEN, roles
+from tandem.nn.init import DECAYED, HIDDEN, roles, width_ratio
 from tandem.recipe import Settings, UserError, did_you_mean, register
 
 
@@ -41,12 +40,12 @@ class AdamW:
         skip_spikes: bool = False
         """A spike updates nothing, neither weights nor moments; its batch and its place in the schedule are spent."""
 
-    def __init__(self, config: Config, network: Network):
+    def __init__(self, config: Config, network: nn.Module):
         self.config = config
         self.parameters = list(network.parameters())
         self.inner = self.inner_optimiser(network)
 
-    def inner_optimiser(self, network: Network) -> torch.optim.Optimizer:
+    def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
         return torch.optim.AdamW(groups(network, c), lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
@@ -72,7 +71,7 @@ class AdamW:
         self.inner.load_state_dict(state)
 
 
-def groups(network: Network, config: AdamW.Config) -> list[dict[str, Any]]:
+def groups(network: nn.Module, config: AdamW.Config) -> list[dict[str, Any]]:
     """Every parameter in one group: those of equal decay and `scale`, their rate over the step's.
 
     Raises: UserError where `lr_scale` names a part that the network does not have.
@@ -85,7 +84,7 @@ def groups(network: Network, config: AdamW.Config) -> list[dict[str, Any]]:
     for name, parameter in network.named_parameters():
         scale = config.lr_scale.get(name.partition(".")[0], 1.0)
         if role[name] in HIDDEN:
-            scale /= network.config.width_ratio
+            scale /= width_ratio(network)
         found.setdefault((role[name] in DECAYED, scale), []).append(parameter)
     return [
         {"params": held, "weight_decay": config.weight_decay if decayed else 0.0, "scale": scale}
