@@ -271,7 +271,7 @@ def generate(
 @main.command()
 def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(help="Folder of a run; of coordinate_check also a recipe.")],
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
     unfinished: Unfinished = False,
 ) -> None:

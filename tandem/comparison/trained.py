@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
-from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned
+from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned, prepared
 from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
@@ -126,6 +126,8 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
+    `path` may be a recipe's name where no weights are looked at; they then go to analysis/<recipe>.
+
     Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
     """
     known = registered("analysis")
@@ -133,7 +135,11 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
     config = configure("analysis", name, [f"analysis.{option}" for option in options])
-    run = open_trained(path, unfinished)
+    if cls.trained or (path / "recipe.yaml").is_file():
+        run, folder = open_trained(path, unfinished), path / "analysis"
+    else:
+        recipe = load(str(path), ["budget=1 steps"])
+        run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
     network = run.recipe.values["network"]["name"]
     if not hasattr(run.recipe.choice("network"), cls.asks):
         able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
@@ -147,8 +153,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     measured = analysis.measure(run)
     options_used = config.model_dump(mode="json")
     record = {"analysis": name, "network": network, "step": run.progress.step, "options": options_used, **measured}
-    folder = path / "analysis"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
     analysis.draw(record, axes)
     axes.set_title(f"{path.name}, step {run.progress.step:,}")
