@@ -21,7 +21,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import Recipe, UserError, configure, did_you_mean, load, registered, require
+from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered, require
 from tandem.training import checkpoint
 from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
@@ -126,7 +126,8 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
-    `path` may be a recipe's name where no weights are looked at; they then go to analysis/<recipe>.
+    Where no weights are looked at `path` may be a recipe's name, with `section.key=value` for it among the options;
+    numbers and picture then go to analysis/<recipe>.
 
     Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
     """
@@ -134,11 +135,13 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     if name not in known:
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
-    config = configure("analysis", name, [f"analysis.{option}" for option in options])
-    if cls.trained or (path / "recipe.yaml").is_file():
+    takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
+    overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
+    config = configure("analysis", name, [f"analysis.{option}" for option in options if option not in overrides])
+    if not takes_recipe:
         run, folder = open_trained(path, unfinished), path / "analysis"
     else:
-        recipe = load(str(path), ["budget=1 steps"])
+        recipe = load(str(path), [*overrides, "budget=1 steps"])
         run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
     network = run.recipe.values["network"]["name"]
     if not hasattr(run.recipe.choice("network"), cls.asks):
