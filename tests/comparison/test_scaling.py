@@ -112,7 +112,7 @@ def test_methods_are_drawn_together():
     }  # fmt: skip
     found = fitted(made, Line.along("tokens"), draws=200)
     draws = [b.multiplier(m.at(1e7), 1e7) for b, m in zip(found["base"].draws, found["method"].draws, strict=True)]
-    assert np.ptp(draws) < 0.01 * np.ptp([line.b for line in found["base"].draws]) / base.b
+    assert np.ptp(draws) < 0.1 * np.ptp([line.b for line in found["base"].draws]) / base.b
 
 
 def test_runs_that_cannot_tell_a_law_are_refused():
