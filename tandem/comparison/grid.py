@@ -19,11 +19,13 @@ is not run again, sizes and budgets may be added or taken out at any time, and m
 share the runs of a study. From all cells together comes the report of scaling (scaling_report.py).
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, field_validator
 from rich.console import Console
 
@@ -33,7 +35,7 @@ from tandem.comparison.scaling_report import Cell, write_scaling
 from tandem.comparison.study import Study, read_layers, study_of
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
-from tandem.recipe.document import DERIVED, Node, Problems
+from tandem.recipe.document import Node, Problems, read_overrides
 from tandem.recipe.options import read_options
 
 
@@ -66,31 +68,26 @@ class Grid:
 def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     """A grid, or a plain study, by name or path; arguments and errors as for `load_study`."""
     problems = Problems()
-    path, layers = read_layers(reference, overrides, problems)
-    grids = [layer.value.pop("grid") for layer in layers if "grid" in layer.value]
+    path, files, asked = read_layers(reference, overrides, problems)
+    grids = [layer.value.pop("grid") for layer in (*files, asked) if "grid" in layer.value]
     if not grids:
-        return Grid(path.stem, {"": study_of(path, layers, path.stem, problems)}, {})
-    grid = grids[0]
-    for top in grids[1:]:
-        grid = top.over(grid)
+        return Grid(path.stem, {"": study_of(path, files, [asked], problems)}, {})
+    grid = functools.reduce(lambda base, top: top.over(base), grids)
     keys = read_options(GridKeys, "grid", "grid", _hollow(grid), problems)
-    for layer in layers:
-        for key in ("budget", "together"):
-            if key in layer.value:
-                problems.add(layer.value[key].origin, f"{key}: the grid gives budgets; write grid.budgets")
+    for layer in (*files, asked):
+        for key in {"budget", "together"} & layer.value.keys():
+            problems.add(layer.value[key].origin, f"{key}: each cell has a budget of its own; write grid.budgets")
     problems.raise_any()
     assert isinstance(keys, GridKeys)
-    cells: dict[str, Study] = {}
-    sizes = {}
+    cells, sizes = {}, {}
     for size, on_top in grid.value["sizes"].value.items():
         for budget in keys.budgets:
-            name = f"{size}-{budget.replace(' ', '-')}"
-            given = Node({"budget": Node(budget, DERIVED)}, DERIVED)
-            *files, asked = layers
-            study = study_of(path, [*files, on_top, given, asked], f"{path.stem}/{name}", Problems())
+            given = [f"budget={budget}"]
+            study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
             if keys.rows == "rule":
-                rows = _node_of_rows(_rows(study))
-                study = study_of(path, [*files, on_top, given, rows, asked], study.name, Problems())
+                given.append(f"overrides.batch.rows={_rows(study)}")
+                study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
+            name = f"{size}-{budget.replace(' ', '-')}"
             cells[name], sizes[name] = study, size
     return Grid(path.stem, cells, sizes)
 
@@ -109,7 +106,8 @@ def compare(grid: Grid, path: Path, processes: int = 1, console: Console | None 
     if grid.sizes:
         first = next(iter(grid.cells.values()))
         found = [
-            Cell(grid.sizes[name], StudyFolder(study, path / name).results()) for name, study in grid.cells.items()
+            Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results())
+            for name, study in grid.cells.items()
         ]
         page, text = write_scaling(first, found, path)
         terminal.print(text, markup=False, soft_wrap=True)
@@ -153,6 +151,3 @@ def _hollow(grid: Node) -> Node:
     empty = {name: Node({}, node.origin) if isinstance(node.value, dict) else node for name, node in sizes.value.items()}
     return Node({**grid.value, "sizes": Node(empty, sizes.origin)}, grid.origin)
 
-
-def _node_of_rows(rows: int) -> Node:
-    return functools.reduce(lambda inner, key: Node({key: inner}, DERIVED), ["rows", "batch", "overrides"], Node(rows, DERIVED))

@@ -193,29 +193,27 @@ def load_study(reference: str, overrides: Iterable[str] = ()) -> Study:
     Raises: UserError with one line for each problem.
     """
     problems = Problems()
-    path, layers = read_layers(reference, overrides, problems)
-    if layers[-2].at("grid") is not None:
-        problems.add(layers[-2].value["grid"].origin, "grid: this is a grid of studies; `tandem compare` takes it")
-    return study_of(path, layers, path.stem, problems)
+    path, files, asked = read_layers(reference, overrides, problems)
+    return study_of(path, files, [asked], problems)
 
 
-def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node]]:
-    """Path of a study, and the trees it is made of: its files, and last what is asked on top of them."""
+def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
+    """Path of a study, the trees of its files, the most general first, and what is asked on top of them."""
     path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)
-    return path, [*read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))]
+    return path, read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))
 
 
-def study_of(path: Path, layers: list[Node], name: str, problems: Problems) -> Study:
-    """The study that `layers` make, the most general first. Raises: UserError with one line for each problem."""
-    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), layers, Node({}, DEFAULT))
-    tree = Node(tree.value, layers[-2].origin)
+def study_of(path: Path, files: list[Node], above: list[Node], problems: Problems) -> Study:
+    """The study that the trees of its files make with those above. Raises: UserError with a line for each problem."""
+    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
+    tree = Node(tree.value, files[-1].origin)
     keys = read_options(Keys, "", "a study", _without_recipes(tree), problems)
     if isinstance(keys, Keys):
         for place, reason in _contradictions(keys, tree):
             problems.add(_at(tree, place).origin, f"{'.'.join(place)}{reason}")
     problems.raise_any()
     assert isinstance(keys, Keys)
-    study = Study(name, keys, _share(keys), _read_arms(tree, path.parent, problems))
+    study = Study(path.stem, keys, _share(keys), _read_arms(tree, path.parent, problems))
     problems.raise_any()
     _require_one_text(study)
     return study
