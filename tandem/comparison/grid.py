@@ -148,6 +148,7 @@ def _hollow(grid: Node) -> Node:
     sizes = grid.at("sizes")
     if sizes is None or not isinstance(sizes.value, dict):
         return grid
-    empty = {name: Node({}, node.origin) if isinstance(node.value, dict) else node for name, node in sizes.value.items()}
+    empty = {
+        name: Node({}, node.origin) if isinstance(node.value, dict) else node for name, node in sizes.value.items()
+    }
     return Node({**grid.value, "sizes": Node(empty, sizes.origin)}, grid.origin)
-

@@ -10,12 +10,12 @@ A law is linear in E, A and B once alpha and beta are fixed, and none of the thr
 searched for and three solved for (variable projection). Lines and laws are fitted to whole runs; a loss on the way, its
 learning rate not yet decayed, is another thing.
 
-Intervals are of the bootstrap over residuals: losses are drawn anew as what the fit says plus residuals of it, widened by
-sqrt(n / (n - parameters)) and from normal to Student's. This works with one seed, where a residual is what seed and form of the law are off together.
-Methods fitted to the same runs are drawn together, run by run, so that what one seed or one cell gives to all cancels in
-multipliers.
+Intervals are of the bootstrap over residuals: losses are drawn anew as what the fit says plus residuals of it, widened
+by sqrt(n / (n - numbers)) and from normal to Student's, as few runs say little of their spread. This works with one
+seed, where a residual is what seed and form are off together. Methods fitted to the same runs are drawn together, run
+by run, so that what one seed or one cell gives to all of them cancels in multipliers.
 
-Source: Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; multipliers: Thought Gestalt (arXiv 2512.25026), section on scaling.
+Source: Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; multipliers: Thought Gestalt (arXiv 2512.25026), on scaling.
 """
 
 import math
@@ -156,7 +156,7 @@ def interval(value: float, draws: Sequence[float], level: float = 0.05) -> Inter
 
 
 def fitted(
-    methods: Mapping[str, Sequence[Measured]], fit: Callable[..., Any], draws: int = 500, seed: int = 0
+    methods: Mapping[str, Sequence[Measured]], fit: Callable[..., Any], draws: int = 200, seed: int = 0
 ) -> dict[str, Fitted]:
     """Fits every method, with `draws` bootstrap draws; methods with as many runs, in one order, are drawn together.
 

@@ -9,6 +9,7 @@ A line is fitted where a method has runs at three values of what grows, a law wh
 there is less, nothing is said. Tokens are those of text, parameters those without table and head.
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -86,22 +87,43 @@ class Scaling:
         return Measured(*np.mean(of, 0).tolist()) if of else None
 
     def multipliers(self, axis: str) -> list[dict[str, Any]]:
-        """A record for every cell of every other arm that can be held against the baseline's line along `axis`."""
-        found, baseline = [], self.study.baseline
-        for (of, value), lines in self.lines.items():
-            for arm in lines.keys() - {baseline} if of == axis and baseline in lines else ():
-                cells = dict.fromkeys((r.size, r.budget) for r in self.runs[arm] if getattr(r, AXES[axis]) == value)
-                for size, budget in cells:
-                    measured = self.mean(arm, size, budget)
-                    assert measured is not None
-                    x, base, own = getattr(measured, axis), lines[baseline], lines[arm]
-                    draws = [b.multiplier(a.at(x), x) for b, a in zip(base.draws, own.draws, strict=True)]
-                    by_line = interval(base.fit.multiplier(own.fit.at(x), x), draws, self.study.level)
-                    as_measured = base.fit.multiplier(measured.nats, x)
-                    found.append(
-                        {"arm": arm, "size": size, "budget": budget, "by_lines": by_line, "as_measured": as_measured}
-                    )
+        """For every cell of every other arm: how much more of `axis` the baseline takes for the same loss.
+
+        By the lines of both along it, by the loss as measured and the baseline's line, by the laws of both; None where
+        there are none.
+        """
+        found, level, baseline = [], self.study.level, self.study.baseline
+        for arm in (arm for arm in self.runs if arm != baseline):
+            for size, budget in dict.fromkeys((run.size, run.budget) for run in self.runs[arm]):
+                cell = self.mean(arm, size, budget)
+                assert cell is not None
+                x = getattr(cell, axis)
+                lines = self.lines.get((axis, size if AXES[axis] == "size" else budget), {})
+                record: dict[str, Any] = {"arm": arm, "size": size, "budget": budget}
+                record["lines"] = _ratio(lines, baseline, arm, lambda b, a, x=x: b.multiplier(a.at(x), x), level)
+                record["measured"] = lines[baseline].fit.multiplier(cell.nats, x) if baseline in lines else None
+                more = functools.partial(_more_by_law, cell, axis)
+                record["laws"] = _ratio(self.laws, baseline, arm, more, level)
+                found.append(record)
         return found
+
+
+def _more_by_law(cell: Measured, axis: str, base: Law, own: Law) -> float:
+    nats = float(own.loss([cell])[0])
+    if axis == "tokens":
+        return base.tokens(nats, cell.parameters) / cell.tokens
+    return base.size(nats, cell.tokens) / cell.parameters
+
+
+def _ratio(
+    fits: Mapping[str, Fitted], baseline: str, arm: str, number: Callable[[Any, Any], float], level: float
+) -> Interval | None:
+    """A number of two fits, with its interval over their draws, which belong together."""
+    if baseline not in fits or arm not in fits:
+        return None
+    base, own = fits[baseline], fits[arm]
+    draws = [number(b, a) for b, a in zip(base.draws, own.draws, strict=True)]
+    return interval(number(base.fit, own.fit), draws, level)
 
 
 def _fits(
@@ -144,7 +166,7 @@ def _record(scaling: Scaling) -> dict[str, Any]:
             for (axis, value), lines in scaling.lines.items()
             for arm, fit in lines.items()
         ],
-        "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},
+        "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: more would not do
     }
 
 
@@ -176,16 +198,19 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
         lines += [[arm, axis, value, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
     tables = {"Nats per token": losses, "L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
     for axis, what in (("tokens", "data"), ("parameters", "parameters")):
-        rows = [["arm", "size", "budget", "from lines", "from measured losses"]]
+        rows = [["arm", "size", "budget", "from lines", "from measured losses", "from laws"]]
         for found in scaling.multipliers(axis):
-            cells = [_shown(found["by_lines"]), f"{found['as_measured']:.3f}"]
-            rows.append([found["arm"], found["size"], found["budget"], *cells])
+            cells = [found["lines"], found["measured"], found["laws"]]
+            if any(cell is not None for cell in cells):
+                rows.append([found["arm"], found["size"], found["budget"], *map(_shown, cells)])
         tables[f"Effective {what}, as a multiple of what {baseline} needs for the same loss"] = rows
     return tables
 
 
-def _shown(number: Interval) -> str:
-    return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g})"
+def _shown(number: Interval | float | None) -> str:
+    if isinstance(number, Interval):
+        return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g})"
+    return NONE if number is None else f"{number:.4g}"
 
 
 def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
@@ -207,7 +232,7 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     told = {
         "headline": "How loss falls with size and data",
         "reason": f"{count} runs of {len(order)} arms. Read off it what a method saves of either.",
-        "test": f"Intervals of {100 * (1 - study.level):g} %: bootstrap over the residuals of each fit, methods together.",
+        "test": f"Intervals of {100 * (1 - study.level):g} %: bootstrap over residuals, methods together.",
     }
     facts = [("arms", str(len(order))), ("seeds", ", ".join(map(str, study.seeds))), ("runs", str(count))]
     return rendered(study, told, facts, "", html)

@@ -50,7 +50,9 @@ class Muon(AdamW):
         c = self.config
         if c.lr_scale or width_ratio(network) != 1:
             key = "optimiser.lr_scale" if c.lr_scale else "network.base_width"
-            raise UserError(f"{key}: muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw")
+            raise UserError(
+                f"{key}: muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw"
+            )
         stacked: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter, parts in _matrices(network):
             stacked.setdefault(parts, []).append(parameter)

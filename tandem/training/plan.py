@@ -41,7 +41,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
 
 
 def _groups(run: "Run") -> list[str]:
-    """Of the optimiser's groups: what is in them, how much of it, peak rate and decay; with parts where rates differ."""
+    """Of the optimiser's groups: what is in them, how much, peak rate and decay; parts where rates differ."""
     role, config = roles(run.network), run.recipe.optimiser
     names = {id(parameter): name for name, parameter in run.network.named_parameters()}
     found = []
