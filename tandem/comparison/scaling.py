@@ -99,7 +99,7 @@ class Law:
             )
         n, d = N / N.min(), D / D.min()  # so that columns are alike in size
 
-        def solved(exponents: Sequence[float]) -> tuple[np.ndarray, float]:
+        def solved(exponents: np.ndarray) -> tuple[np.ndarray, float]:
             columns = np.stack([np.ones_like(n), n ** -exponents[0], d ** -exponents[1]], axis=1)
             return require("scipy.optimize", "statistics").nnls(columns, L)
 
@@ -113,8 +113,8 @@ class Law:
         options = {"xatol": 1e-7, "fatol": 1e-12, "maxfev": 400}
         optimize = require("scipy.optimize", "statistics")
         found = optimize.minimize(off, first, method="Nelder-Mead", bounds=bounds, options=options)
-        alpha, beta = np.exp(found.x)
-        (E, A, B), _ = solved((alpha, beta))
+        exponents = alpha, beta = np.exp(found.x)
+        (E, A, B), _ = solved(exponents)
         return cls(*(float(v) for v in (E, A * N.min() ** alpha, alpha, B * D.min() ** beta, beta)))
 
     def loss(self, runs: Sequence[Measured]) -> np.ndarray:
