@@ -1,5 +1,7 @@
-"""Width transfer changes the logits of every network by one factor, wherever they are formed: here in sessions, and the contract holds
-scores and losses to these."""
+"""Width transfer reaches every network: how it is drawn, and its logits.
+
+Logits are those of sessions; the contract holds scores and losses to these.
+"""
 
 import pytest
 import torch
