@@ -9,6 +9,7 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 
 from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.order import SUBSET, Order, shuffled
+from tandem.corpus.partition import prompt_blocks
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
@@ -33,6 +34,7 @@ __all__ = [
     "load_tokenizer",
     "prepare",
     "prepare_texts",
+    "prompt_blocks",
     "scoring_rows",
     "segment",
     "shuffled",

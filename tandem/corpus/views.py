@@ -37,15 +37,20 @@ class Batch:
             document starts, 0 if that was in an earlier row.
         key: of what is drawn at random in this step, the same for all its micro-batches and processes; None: nothing
             is drawn, as in every evaluation.
+        row: place of the first row among those of the step.
+        blocks: (B, T) int64, index in the row at which the block of each position begins, for networks that read in
+            blocks (corpus/partition.py); None: they draw their own.
     """
 
     tokens: Tensor
     targets: Tensor
     starts: Tensor
     key: int | None = None
+    row: int = 0
+    blocks: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Moves tokens and targets; `starts` stay on the host, where spans are planned."""
+        """Moves tokens and targets; `starts` and `blocks` stay on the host, where spans are planned."""
         return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
 

@@ -20,6 +20,8 @@ class Cost:
     keys: keys read by the queries at index n.  cache: numbers kept for decoding after n tokens.
     passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
         blocks in training, all passes together, where these are not `linear`.
+    prefill_linear, prefill_pairs: those of a prompt, where they are not `linear` and `pairs`.
+    held_back: whether a session reads the last token of a prompt as it decodes.
     """
 
     parameters: dict[str, int]
@@ -31,6 +33,9 @@ class Cost:
     cache: Callable[[int], int]
     passes: float = 1
     training_linear: float | None = None
+    prefill_linear: int | None = None
+    prefill_pairs: Callable[[int], int] | None = None
+    held_back: bool = False
 
     @property
     def total_parameters(self) -> int:
@@ -47,7 +52,14 @@ class Cost:
 
     def prefill(self, n: int) -> int:
         """FLOPs to read a prompt of n tokens, logits left out."""
-        return 2 * self.linear * n + 4 * self.pair * self.pairs(n)
+        linear = self.linear if self.prefill_linear is None else self.prefill_linear
+        return 2 * linear * n + 4 * self.pair * (self.prefill_pairs or self.pairs)(n)
+
+    def first_logits(self, n: int) -> int:
+        """FLOPs from a prompt of n tokens to the logits of what follows it."""
+        if not self.held_back:
+            return self.prefill(n) + 2 * self.head
+        return self.prefill(n - 1) + self.decode(n - 1)
 
     def decode(self, n: int) -> int:
         """FLOPs to read the token at index n and form its logits."""

@@ -146,7 +146,7 @@ class Block(nn.Module):
         if self.norm_q is not None and self.norm_k is not None:
             q, k = qk.to(x.dtype).split((H, G), dim=-2)  # float32 also under mixed precision, like every norm
             qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
-        q, k = _turned(qk, rotation, v.dtype).split((H, G), dim=1)
+        q, k = turned(qk, rotation, v.dtype).split((H, G), dim=1)
         return q, k, v.transpose(1, 2)
 
     def project_apart(
@@ -161,7 +161,7 @@ class Block(nn.Module):
         q, (k, v) = q.unflatten(-1, (H, -1)), kv.unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q.to(asking.dtype)), self.norm_k(k.to(asking.dtype))
-        return _turned(q, rotation, v.dtype), _turned(k, rotation, v.dtype), v.transpose(1, 2)
+        return turned(q, rotation, v.dtype), turned(k, rotation, v.dtype), v.transpose(1, 2)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
@@ -173,7 +173,7 @@ class Block(nn.Module):
         return x + self.output(y.transpose(1, 2).flatten(-2))
 
 
-def _turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
+def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
     """Heads (B, T, H, D) turned to their positions, as (B, H, T, D)."""
     if rotation is not None:
         heads = rotate(heads, rotation.cos_TD, rotation.sin_TD, rotation.pairing)

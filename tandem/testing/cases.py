@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tandem.networks
 import tandem.objectives  # noqa: F401 - importing both registers all there are
-from tandem.corpus import IGNORE, Batch, Order, PackedRows
+from tandem.corpus import IGNORE, Batch, Order, PackedRows, prompt_blocks
 from tandem.corpus.order import Epoch
 from tandem.networks.network import Network
 from tandem.recipe import registered
@@ -144,12 +144,16 @@ def texts() -> list[list[list[int]]]:
     return [[document(n, 10 * r + d) for d, n in enumerate(row)] for r, row in enumerate(ROWS)]
 
 
-def log_probabilities(network: Network, text: list[int]) -> Tensor:
-    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id."""
+def log_probabilities(network: Network, text: list[int], prompt: int | None = None) -> Tensor:
+    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id.
+
+    `prompt`: tokens that a session gets at once; a network that reads in blocks has one boundary there.
+    """
     tokens = torch.tensor([text]).expand(VOCABULARY, -1)
-    targets = torch.arange(VOCABULARY)[:, None].expand_as(tokens)
+    targets, starts = torch.arange(VOCABULARY)[:, None].expand_as(tokens), torch.zeros_like(tokens)
+    blocks = None if prompt is None else prompt_blocks(starts, prompt)
     with torch.no_grad():
-        return -network.score(Batch(tokens, targets, torch.zeros_like(tokens))).T
+        return -network.score(Batch(tokens, targets, starts, blocks=blocks)).T
 
 
 def asked(batch: Batch) -> Iterator[tuple[int, int]]:

@@ -131,8 +131,8 @@ def check_probabilities(case: Case) -> None:
 def check_decoding(case: Case) -> None:
     """Prefill and steps, in any pieces, give the logits of one pass over the whole text."""
     network, text = case.build(), document(33, 2)
-    full = log_probabilities(network, text)
     for first, piece in ((1, 1), (1, 7), (12, 1), (12, 7), (26, 7), (33, 1)):
+        full = log_probabilities(network, text, prompt=first)
         session, read = network.session(1), first
         logits = session.prefill([text[:first]])
         while True:
@@ -151,7 +151,7 @@ def check_unequal_prompts(case: Case) -> None:
     prompts, more = [document(n, n)[:-1] for n in (2, 17, 10, 25)], [document(7, n) for n in range(4)]
     session = network.session(4)
     logits = session.prefill(prompts)
-    full = [log_probabilities(network, prompt + rest) for prompt, rest in zip(prompts, more, strict=True)]
+    full = [log_probabilities(network, p + rest, prompt=len(p)) for p, rest in zip(prompts, more, strict=True)]
     for step in range(7):
         for row, prompt in enumerate(prompts):
             what = f"row {row} of a session of prompts of unequal lengths, step {step}"
@@ -166,7 +166,8 @@ def check_fork(case: Case) -> None:
     session.prefill(prompts)
     sessions = [session, session.fork(), session.fork()]
     more = [[document(12, 10 * n + row) for row in range(2)] for n in range(3)]
-    full = [[log_probabilities(network, p + m) for p, m in zip(prompts, rows, strict=True)] for rows in more]
+    full = [[log_probabilities(network, p + m, prompt=len(p)) for p, m in zip(prompts, rows, strict=True)]
+            for rows in more]  # fmt: skip
     for step in range(12):
         for n, session in enumerate(sessions):
             logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
@@ -327,7 +328,8 @@ def check_flops(case: Case) -> None:
 
     session = network.session(1)
     matrices, _ = _flops(lambda: session.prefill([document(n - 1, 1)]))
-    _equal(matrices, 2 * cost.linear * (n - 1) + 2 * cost.head, "FLOPs of a prefill and its last position's logits")
+    expected = replace(cost, pair=0).first_logits(n - 1)
+    _equal(matrices, expected, "FLOPs of matrices in a prefill and its last position's logits")
     matrices, attention = _flops(lambda: session.step(torch.tensor([EOS])))
     expected = cost.decode(n - 1)
     _equal(matrices, expected - 4 * cost.pair * cost.keys(n - 1), "FLOPs of matrices in a step")
