@@ -62,29 +62,6 @@ def test_mistakes_are_told_with_their_cure(tmp_path, small_corpus, text, complai
     assert complaint in str(caught.value)
 
 
-@pytest.mark.slow
-def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus):
-    def compare(text, *options):
-        path = write(tmp_path, small_corpus, text.replace("seeds: [1, 2], ", ""))
-        done = CliRunner().invoke(main, ["compare", str(path), "--studies", str(tmp_path / "studies"), *options])
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    one = GRID.replace("    large", "    # large")
-    folder = tmp_path / "studies/tiny"
-    compare(one.replace("[2 steps, 192 tokens]", "[2 steps]"))
-    finished = folder / "small-2-steps/runs/deep-seed1/result.json"
-    before = finished.stat().st_mtime_ns
-    assert "missing" in compare(one, "--list")
-    output = compare(one)
-    assert "Nats per token" in output and "scaling.html" in output
-    assert finished.stat().st_mtime_ns == before and (folder / "small-192-tokens/report.html").exists()
-    record = json.loads((folder / "scaling.json").read_text())
-    assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
-        (arm, budget) for arm in ("deep", "wide") for budget in ("2 steps", "192 tokens")
-    }
-
-
 def test_rows_of_a_step_follow_the_rule_of_the_double_decoders():
     """12 C^2 L parameters at the paper's five sizes, against its five numbers of tokens."""
     sizes = [(192, 15), (256, 15), (448, 12), (576, 12), (832, 12)]
@@ -164,3 +141,26 @@ def test_cells_on_different_documents_are_refused():
     one, *others = cells()
     with pytest.raises(UserError, match="scored on other documents"):
         Scaling.of(STUDIED, [*others, one._replace(results=cells(documents=6)[0].results)])
+
+
+@pytest.mark.slow
+def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus):
+    def compare(text, *options):
+        path = write(tmp_path, small_corpus, text.replace("seeds: [1, 2], ", ""))
+        done = CliRunner().invoke(main, ["compare", str(path), "--studies", str(tmp_path / "studies"), *options])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    one = GRID.replace("    large", "    # large")
+    folder = tmp_path / "studies/tiny"
+    compare(one.replace("[2 steps, 192 tokens]", "[2 steps]"))
+    finished = folder / "small-2-steps/runs/deep-seed1/result.json"
+    before = finished.stat().st_mtime_ns
+    assert "missing" in compare(one, "--list")
+    output = compare(one)
+    assert "Nats per token" in output and "scaling.html" in output
+    assert finished.stat().st_mtime_ns == before and (folder / "small-192-tokens/report.html").exists()
+    record = json.loads((folder / "scaling.json").read_text())
+    assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
+        (arm, budget) for arm in ("deep", "wide") for budget in ("2 steps", "192 tokens")
+    }
