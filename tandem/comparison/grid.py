@@ -20,6 +20,7 @@ share the runs of a study. From all cells together comes the report of scaling (
 """
 
 import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,20 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
         return Grid(path.stem, {"": study_of(path, files, [asked], problems)}, {})
     grid = functools.reduce(lambda base, top: top.over(base), grids)
     keys = read_options(GridKeys, "grid", "grid", _hollow(grid), problems)
-    for layer in (*files, asked):
-        for key in {"budget", "together"} & layer.value.keys():
-            problems.add(layer.value[key].origin, f"{key}: each cell has a budget of its own; write grid.budgets")
     problems.raise_any()
     assert isinstance(keys, GridKeys)
+    on_tops: dict[str, Node] = grid.value["sizes"].value
+    for layer in (*files, asked, *on_tops.values()):
+        for key in {"budget", "together"} & layer.value.keys():
+            problems.add(layer.value[key].origin, f"{key}: each cell has a budget of its own; write grid.budgets")
+    for size, on_top in on_tops.items():
+        if not re.fullmatch(r"[\w+-]+", size):
+            problems.add(on_top.origin, f"grid.sizes.{size}: must be a name of letters, digits, _, + and -")
+    if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
+        problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
+    problems.raise_any()
     cells, sizes = {}, {}
-    for size, on_top in grid.value["sizes"].value.items():
+    for size, on_top in on_tops.items():
         for budget in keys.budgets:
             given = [f"budget={budget}"]
             study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)

@@ -77,7 +77,7 @@ class Scaling:
         for axis, same in AXES.items():
             for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):
                 of = {arm: [r.measured for r in own if getattr(r, same) == value] for arm, own in runs.items()}
-                if lines := _fits(of, Line.along(axis), lambda some, axis=axis: _values(some, axis) > 2):
+                if lines := _fits(of, Line.along(axis), functools.partial(_tells_line, axis)):
                     found.lines[axis, value] = lines
         return found
 
@@ -134,6 +134,13 @@ def _fits(
 
 def _values(runs: Sequence[Measured], axis: str) -> int:
     return len({getattr(run, axis) for run in runs})
+
+
+def _tells_line(axis: str, runs: list[Measured]) -> bool:
+    """One thing grows and the other stays: budgets in FLOPs let larger networks read less."""
+    (other,) = AXES.keys() - {axis}
+    stays = [getattr(run, other) for run in runs]
+    return _values(runs, axis) > 2 and max(stays) < 1.05 * min(stays)
 
 
 def _tells_law(runs: list[Measured]) -> bool:

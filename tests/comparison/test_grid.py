@@ -51,6 +51,9 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
     ("text", "complaint"),
     [
         (GRID + "budget: 5 steps\n", "budget: each cell has a budget of its own; write grid.budgets"),
+        (GRID.replace("{seeds: [1, 2],", "{budget: 5 steps,"), "budget: each cell has a budget of its own"),
+        (GRID.replace("    small:", "    sm/all:"), "grid.sizes.sm/all: must be a name"),
+        (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
         (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
         (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
         (GRID.replace("network.width: 32}}\n    l", "network.widht: 32}}\n    l"), "did you mean network.width?"),
@@ -133,6 +136,8 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
 def test_where_runs_are_few_nothing_is_said(tmp_path):
     _, text = write_scaling(STUDIED, cells(budgets=(2e7, 6e7)), tmp_path)
     assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
+    unlike = [cell._replace(budget="one of FLOPs") for cell in cells()]
+    assert not [axis for axis, _ in Scaling.of(STUDIED, unlike).lines if axis == "parameters"]
     _, text = write_scaling(STUDIED, cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
     assert "Nats per token" in text and "exponent" not in text
 

@@ -40,7 +40,7 @@ BUGS = {
         ("cells may be scored on different documents", GRID,
          "if not np.array_equal(result.documents, flat[0][1].documents):", "if False:"),
         ("two budgets tell an exponent", GRID,
-         "_values(some, axis) > 2", "_values(some, axis) > 1"),
+         "_values(runs, axis) > 2", "_values(runs, axis) > 1"),
     ],
 }
 # fmt: on
