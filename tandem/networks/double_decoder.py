@@ -90,7 +90,7 @@ class DoubleDecoder(Network):
         c = config
         self.table = Embedding(padded(vocabulary), c.width)
         self.context_stack = Stack(c, [Block(c, layer) for layer in range(c.context_layers)])
-        generation = [GenerationBlock(c, layer) for layer in range(c.generation_layers)]
+        generation: list[Block] = [GenerationBlock(c, layer) for layer in range(c.generation_layers)]
         self.generation_stack = Stack(c, generation, scale=c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
         if generator is not None:
