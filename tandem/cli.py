@@ -84,9 +84,10 @@ def show(
     elif what == "mask":
         print(_masks(*(more or [])))
     elif what.startswith("studies/"):
-        from tandem.comparison.study import load_study
+        from tandem.comparison.grid import load_grid
 
-        print(load_study(what, more or []).to_yaml(), end="")
+        for name, study in load_grid(what, more or []).cells.items():
+            print((f"# {name}\n" if name else "") + study.to_yaml(), end="")
     else:
         print(explain(what, more or []))
 
@@ -209,17 +210,15 @@ def compare(
     Typed several times, on one machine or on many that share the folder, the commands share the runs.
     """
     _fill()
-    from tandem.comparison import runner
-    from tandem.comparison.folder import StudyFolder
-    from tandem.comparison.study import load_study
+    from tandem.comparison import grid
     from tandem.training.health import Stopped
 
-    loaded = load_study(study, overrides or [])
+    loaded = grid.load_grid(study, overrides or [])
     if list_only:
-        print(StudyFolder(loaded, studies / loaded.name).status())
+        print(grid.status(loaded, studies / loaded.name))
         return
     try:
-        runner.compare(loaded, studies / loaded.name, processes)
+        grid.compare(loaded, studies / loaded.name, processes)
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
@@ -271,7 +270,7 @@ def generate(
 @main.command()
 def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
-    run: RunPath,
+    run: Annotated[Path, typer.Argument(help="Folder of a run; of coordinate_check also a recipe.")],
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
     unfinished: Unfinished = False,
 ) -> None:

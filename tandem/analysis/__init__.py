@@ -7,10 +7,19 @@ network that lacks it and names those that have it. A new analysis is a file her
 from tandem.analysis import (
     attention_mass,
     contraction,
+    coordinate_check,
     gradient_roles,
     mutual_information,
     partitions,
     state_window,
 )
 
-__all__ = ["attention_mass", "contraction", "gradient_roles", "mutual_information", "partitions", "state_window"]
+__all__ = [
+    "attention_mass",
+    "contraction",
+    "coordinate_check",
+    "gradient_roles",
+    "mutual_information",
+    "partitions",
+    "state_window",
+]

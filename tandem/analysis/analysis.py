@@ -24,6 +24,8 @@ class Analysis:
     Config: ClassVar[Any] = Settings
     asks: ClassVar[str]
     """Attribute of a network's class without which there is nothing to analyse."""
+    trained: ClassVar[bool] = True
+    """Whether it looks at weights; if not, a recipe will do."""
 
     def __init__(self, config: Any):
         self.config = config

@@ -5,7 +5,7 @@ table comes in two parts: what two equal studies have equal, and what depends on
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -59,15 +59,24 @@ def _page(summary: Summary) -> str:
         "What was compared": _compared(summary),
         "Machine and versions": _environments(summary),
     }
+    told = {"headline": headline, "reason": reason, "test": summary.test}
+    return rendered(study, told, _facts(summary), _notes(summary), sections, bool(summary.judgement.winner))
+
+
+def rendered(
+    study: Study,
+    told: Mapping[str, str],
+    facts: Iterable[tuple[str, str]],
+    warnings: str,
+    sections: Mapping[str, str],
+    won: bool = False,
+) -> str:
+    """A page: `told` has headline, reason and test; sections without content are left out."""
     return Template(TEMPLATE.read_text("utf-8")).substitute(
-        title=escape(study.title),
-        question=escape(study.question),
-        kind="won" if summary.judgement.winner else "open",
-        headline=escape(headline),
-        reason=escape(reason),
-        test=escape(summary.test),
-        facts="".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in _facts(summary)),
-        warnings=_notes(summary),
+        {key: escape(text) for key, text in {"title": study.title, "question": study.question, **told}.items()},
+        kind="won" if won else "open",
+        facts="".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts),
+        warnings=warnings,
         sections="".join(
             f'<section><h2 id="{title.split()[0].lower()}-{place}">{escape(title)}</h2>{html}</section>'
             for place, (title, html) in enumerate(sections.items())
@@ -340,11 +349,16 @@ def _note(text: str) -> str:
 
 
 def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:
-    """The first row is the head, the first column are arms; the winner stands out where asked."""
+    """The first column are arms; the winner stands out where asked."""
+    return html_table(rows, lambda arm: _place(summary, arm), summary.judgement.winner if mark else None)
+
+
+def html_table(rows: Sequence[Sequence[str]], place: Callable[[str], int], winner: str | None = None) -> str:
+    """The first row is the head; what stands in the first column has the colour of its `place`."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = ""
     for arm, *cells in rows[1:]:
-        kind = ' class="winner"' if mark and arm == summary.judgement.winner else ""
-        name = f'<th scope="row"><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</th>'
+        kind = ' class="winner"' if arm == winner else ""
+        name = f'<th scope="row"><span class="key arm-{place(arm)}"></span>{escape(arm)}</th>'
         body += f"<tr{kind}>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -193,11 +193,20 @@ def load_study(reference: str, overrides: Iterable[str] = ()) -> Study:
     Raises: UserError with one line for each problem.
     """
     problems = Problems()
+    path, files, asked = read_layers(reference, overrides, problems)
+    return study_of(path, files, [asked], problems)
+
+
+def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
+    """Path of a study, the trees of its files, the most general first, and what is asked on top of them."""
     path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)
-    layers = read_chain(str(path), problems)
-    asked = _aimed(read_overrides(overrides, problems))
-    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*layers, asked], Node({}, DEFAULT))
-    tree = Node(tree.value, layers[-1].origin)
+    return path, read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))
+
+
+def study_of(path: Path, files: list[Node], above: list[Node], problems: Problems) -> Study:
+    """The study that the trees of its files make with those above. Raises: UserError with a line for each problem."""
+    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
+    tree = Node(tree.value, files[-1].origin)
     keys = read_options(Keys, "", "a study", _without_recipes(tree), problems)
     if isinstance(keys, Keys):
         for place, reason in _contradictions(keys, tree):

@@ -104,18 +104,19 @@ def plain(summary: Summary) -> str:
     parts = [
         f"{summary.study.title}\n{summary.study.question}",
         f"{headline}. {reason}",
-        _aligned(tabulate(summary, LIKELIHOOD)),
-        _aligned(tabulate(summary, COST)),
+        aligned(tabulate(summary, LIKELIHOOD)),
+        aligned(tabulate(summary, COST)),
         f"test: {summary.test}",
         *(["missing: " + "; ".join(summary.missing)] if summary.missing else []),
         "by the clock",
-        _aligned(tabulate(summary, TIMED)),
+        aligned(tabulate(summary, TIMED)),
         *(["\n".join("warning: " + warning for warning in summary.warnings)] if summary.warnings else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns under each other, the first to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
-from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned
+from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned, prepared
 from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
@@ -21,7 +21,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import Recipe, UserError, configure, did_you_mean, load, registered, require
+from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered, require
 from tandem.training import checkpoint
 from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
@@ -126,14 +126,23 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
+    Where no weights are looked at `path` may be a recipe's name, with `section.key=value` for it among the options;
+    numbers and picture then go to analysis/<recipe>.
+
     Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
     """
     known = registered("analysis")
     if name not in known:
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
-    config = configure("analysis", name, [f"analysis.{option}" for option in options])
-    run = open_trained(path, unfinished)
+    takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
+    overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
+    config = configure("analysis", name, [f"analysis.{option}" for option in options if option not in overrides])
+    if not takes_recipe:
+        run, folder = open_trained(path, unfinished), path / "analysis"
+    else:
+        recipe = load(str(path), [*overrides, "budget=1 steps"])
+        run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
     network = run.recipe.values["network"]["name"]
     if not hasattr(run.recipe.choice("network"), cls.asks):
         able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
@@ -147,8 +156,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     measured = analysis.measure(run)
     options_used = config.model_dump(mode="json")
     record = {"analysis": name, "network": network, "step": run.progress.step, "options": options_used, **measured}
-    folder = path / "analysis"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
     analysis.draw(record, axes)
     axes.set_title(f"{path.name}, step {run.progress.step:,}")

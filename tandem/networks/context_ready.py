@@ -94,7 +94,7 @@ class Correction(nn.Module):
     def __init__(self, config: Any):
         super().__init__()
         c, C = config, config.width
-        self.kind = c.correction
+        self.config, self.kind = config, c.correction
         has_norm = c.correction_norm and c.correction != "block_head"
         self.norm = nn.LayerNorm(C, eps=c.norm_eps) if has_norm else nn.Identity()
         inputs = 2 * C if c.correction == "concat" else C
@@ -155,7 +155,7 @@ class ContextReady(Network):
     def tiny(cls) -> dict[str, Config]:
         # As many passes as the longest text has tokens: then training, too, is streaming.
         exact: dict[str, Any] = {"passes": 41, "passes_min": None, "depth": 1}
-        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned"}
+        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         given = {"passes": exact, "bptt": bptt}
         return {
             name: cls.Config(**{"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12, **own})

@@ -60,7 +60,7 @@ class Decoder(Network):
         self.table = Embedding(padded(vocabulary), c.width)
         self.places = Embedding(context, c.width) if c.positions == "learned" else None
         self.stack = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
-        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias, scale=c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
         if generator is not None:
             initialise(self, c.init, c.depth, generator)
@@ -68,7 +68,7 @@ class Decoder(Network):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
-        qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
+        qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False, "base_width": 8}
         # The balance loss depends on how a step is cut, which the contract has to change nothing
         moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24, "tied": False}
         given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}, "mixture": moe}

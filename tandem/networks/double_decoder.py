@@ -92,7 +92,8 @@ class DoubleDecoder(Network):
         c = config
         self.table = Embedding(padded(vocabulary), c.width)
         self.context_stack = Stack(c, [Block(c, layer) for layer in range(c.context_layers)])
-        self.generation_stack = Stack(c, [GenerationBlock(c, layer) for layer in range(c.generation_layers)])
+        generation: list[Block] = [GenerationBlock(c, layer) for layer in range(c.generation_layers)]
+        self.generation_stack = Stack(c, generation, scale=c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
         if generator is not None:
             for part in self.children():
@@ -146,7 +147,7 @@ class DoubleDecoder(Network):
         hidden = self.generated(x, latents, starts, self.partition(batch, starts))
         extra = self.extra(batch)
         if self.config.context_loss:
-            extra["context_nll"] = self.nll(latents, batch.targets)[0]
+            extra["context_nll"] = self.nll(latents * self.config.width_ratio**-0.5, batch.targets)[0]
         return hidden, extra
 
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
@@ -240,12 +241,12 @@ class DoubleDecoder(Network):
 class Stack(nn.Module):
     """Blocks, and the norm of what the last one leaves."""
 
-    def __init__(self, config: Any, blocks: list[Block]):
+    def __init__(self, config: Any, blocks: list[Block], scale: float = 1.0):
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.config, self.blocks = config, nn.ModuleList(blocks)
         kind, is_layer = config.final_norm or config.norm, config.final_norm == "layer"
         eps = 1e-5 if is_layer else config.norm_eps
-        self.norm = norm(kind, config.width, eps, bias=is_layer or config.bias)
+        self.norm = norm(kind, config.width, eps, bias=is_layer or config.bias, scale=scale)
 
     @property
     def device(self) -> torch.device:

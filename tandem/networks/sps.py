@@ -89,7 +89,7 @@ class SPS(Decoder):
         given: dict[str, dict[str, Any]] = {
             "separated": {"window": 3},
             "side_read": {"window": 0, "moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24},
-            "two_x_memory": {"window": None, **grouped},
+            "two_x_memory": {"window": None, "base_width": 16, **grouped},
             "delayed_state": {"window": 3, "persistent": "predictions"},
             "delayed_state_0": {"window": 0, "persistent": "predictions", **grouped},
             "reverse_sps": {"window": 3, "persistent": "predictions", "read": "inputs"},

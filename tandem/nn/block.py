@@ -61,6 +61,9 @@ class BlockConfig(Settings):
     """Base of the rotary angles."""
     init: Scheme = "normal"
     """How parameters are drawn; see tandem/nn/init.py."""
+    base_width: int | None = Field(None, ge=1)
+    """C_0 of width transfer: initial deviations, logits and the optimiser's learning rates are such that what was tuned
+    at this width holds at `width`, with heads of the same width; null: no transfer. See docs/width_transfer.md."""
 
     def derive(self) -> dict[str, Any]:
         if self.head_width is None and self.width % self.heads:
@@ -80,6 +83,11 @@ class BlockConfig(Settings):
         """G, D and F, given or derived."""
         assert self.key_heads and self.head_width and self.mlp_width
         return self.key_heads, self.head_width, self.mlp_width
+
+    @property
+    def width_ratio(self) -> float:
+        """C / C_0 of width transfer; 1 without."""
+        return self.width / (self.base_width or self.width)
 
 
 class Reader(Protocol):

@@ -20,7 +20,9 @@ Scheme = Literal[
 
 EXPERTS = {"experts", "experts_out"}
 """Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
-DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+"""Roles of matrices that read hidden states: the wider the network, the more their products add up."""
+DECAYED = HIDDEN | {"embedding", "head"}
 
 
 class Linear(nn.Linear):
@@ -65,6 +67,11 @@ def roles(network: nn.Module) -> dict[str, str]:
     return {name: found[id(parameter)] for name, parameter in network.named_parameters()}
 
 
+def width_ratio(module: nn.Module) -> float:
+    """C / C_0 where `module.config` asks for width transfer (docs/width_transfer.md), else 1."""
+    return getattr(getattr(module, "config", None), "width_ratio", 1.0)
+
+
 @torch.no_grad()
 def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
     """Draws every parameter of `network` anew, in the order of its modules.
@@ -78,8 +85,10 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
 
-    Norm weights are 1 and biases 0 in all but `torch`.
+    Norm weights are 1 and biases 0 in all but `torch`. Under width transfer, deviations of hidden
+    matrices that a scheme fixes shrink as 1 / sqrt(width), like those that it derives from the shape.
     """
+    shrink = width_ratio(network) ** -0.5
     for module in network.modules():
         if isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)
@@ -88,10 +97,10 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
         elif isinstance(module, Embedding):
             _draw_table(module.weight, scheme, generator)
         elif isinstance(module, Linear):
-            _draw_linear(module, scheme, depth, generator)
+            _draw_linear(module, scheme, depth, shrink, generator)
         elif isinstance(module, Experts):
             for matrix in module.weight:
-                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, generator)
+                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, shrink, generator)
 
 
 def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
@@ -101,16 +110,22 @@ def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> N
         nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
 
 
-def _draw_linear(linear: Linear, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
+def _draw_linear(linear: Linear, scheme: Scheme, depth: int, shrink: float, generator: torch.Generator) -> None:
     if linear.bias is not None:
         bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
     parts = linear.fused if scheme == "xavier" else linear.parts
-    _draw_matrix(linear.weight, linear.role, parts, scheme, depth, generator)
+    _draw_matrix(linear.weight, linear.role, parts, scheme, depth, shrink, generator)
 
 
 def _draw_matrix(
-    weight: Tensor, role: str, parts: tuple[int, ...], scheme: Scheme, depth: int, generator: torch.Generator
+    weight: Tensor,
+    role: str,
+    parts: tuple[int, ...],
+    scheme: Scheme,
+    depth: int,
+    shrink: float,
+    generator: torch.Generator,
 ) -> None:
     if scheme == "torch":
         bound = 1 / math.sqrt(weight.shape[1])
@@ -126,5 +141,5 @@ def _draw_matrix(
             nn.init.xavier_uniform_(part, generator=generator)
     else:
         shrunk = {"scaled": ("attention_out", "mlp_out", "experts_out"), "scaled_attention": ("attention_out",)}
-        deep = role in shrunk.get(scheme, ())
-        nn.init.normal_(weight, 0.0, 0.02 / math.sqrt(2 * depth) if deep else 0.02, generator=generator)
+        deviation = 0.02 / math.sqrt(2 * depth) if role in shrunk.get(scheme, ()) else 0.02
+        nn.init.normal_(weight, 0.0, deviation * (shrink if role in HIDDEN else 1.0), generator=generator)

@@ -5,13 +5,36 @@ The residual stream that enters them is float32 also under mixed precision, so b
 
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 NormKind = Literal["rms", "layer"]
 
 
-def norm(kind: NormKind, width: int, eps: float, *, bias: bool = False) -> nn.Module:
-    """RMSNorm (weight only) or LayerNorm (weight, and bias if asked) over the last dimension of `width`."""
-    if kind == "rms":
-        return nn.RMSNorm(width, eps=eps)
-    return nn.LayerNorm(width, eps=eps, bias=bias)
+class ScaledRMSNorm(nn.RMSNorm):
+    """Its output times `scale`, which is no parameter."""
+
+    scale: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class ScaledLayerNorm(nn.LayerNorm):
+    """Its output times `scale`, which is no parameter."""
+
+    scale: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale
+
+
+def norm(kind: NormKind, width: int, eps: float, *, bias: bool = False, scale: float = 1.0) -> nn.Module:
+    """RMSNorm (weight only) or LayerNorm (weight, and bias if asked) over the last dimension of `width`.
+
+    `scale` multiplies what comes out: of the final norm, the logits, wherever they are formed.
+    """
+    if scale == 1.0:
+        return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
+    made = ScaledRMSNorm(width, eps=eps) if kind == "rms" else ScaledLayerNorm(width, eps=eps, bias=bias)
+    made.scale = scale
+    return made

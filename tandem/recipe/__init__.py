@@ -33,7 +33,7 @@ move to where its data lie elsewhere.
 from tandem.recipe.budget import Budget, parse_budget
 from tandem.recipe.catalogue import explain, overview
 from tandem.recipe.document import Origin, recipes
-from tandem.recipe.resolve import Recipe, configure, load
+from tandem.recipe.resolve import Recipe, changed, configure, load
 from tandem.recipe.settings import (
     SECTIONS,
     Settings,
@@ -52,6 +52,7 @@ __all__ = [
     "Recipe",
     "Settings",
     "UserError",
+    "changed",
     "configure",
     "describe",
     "did_you_mean",

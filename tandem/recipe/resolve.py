@@ -17,6 +17,7 @@ from tandem.recipe.document import (
     Node,
     Origin,
     Problems,
+    parse,
     read_chain,
     read_overrides,
     shown,
@@ -108,6 +109,13 @@ def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
     problems = Problems()
     layers = read_chain(str(reference), problems)
     return resolve([*layers, read_overrides(overrides, problems)], layers[-1].origin, problems)
+
+
+def changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """`recipe` with `section.key=value` on top. Raises: UserError as `load` does."""
+    problems = Problems()
+    written = parse(recipe.to_yaml(), DERIVED, problems)
+    return resolve([written, read_overrides(overrides, problems)], DERIVED, problems)
 
 
 def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recipe:

@@ -24,12 +24,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.nn.init import DECAYED, roles
-from tandem.recipe import register
-from tandem.training.optimiser import AdamW, groups_by_decay
+from tandem.nn.init import HIDDEN, roles, width_ratio
+from tandem.recipe import UserError, register
+from tandem.training.optimiser import AdamW, groups
 
-HIDDEN = DECAYED - {"embedding", "head"}
-"""Roles that Muon moves: tables and head map single tokens, whose rows have no directions to share."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic in `orthogonalised`: the steepest at zero that keep singular values within 0.7 to 1.2 (Jordan)."""
 
@@ -50,16 +48,21 @@ class Muon(AdamW):
 
     def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
+        if c.lr_scale or width_ratio(network) != 1:
+            key = "optimiser.lr_scale" if c.lr_scale else "network.base_width"
+            raise UserError(
+                f"{key}: muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw"
+            )
         stacked: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter, parts in _matrices(network):
             stacked.setdefault(parts, []).append(parameter)
-        own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "nesterov": c.nesterov}
-        groups = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
+        own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "nesterov": c.nesterov, "scale": 1.0}
+        own_groups = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
         hidden = {id(parameter) for parameters in stacked.values() for parameter in parameters}
-        for group in groups_by_decay(network, c.weight_decay):
+        for group in groups(network, c):
             if rest := [p for p in group["params"] if id(p) not in hidden]:
-                groups.append(group | {"params": rest})
-        return MuonAdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
+                own_groups.append(group | {"params": rest})
+        return MuonAdamW(own_groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
 
 class MuonAdamW(torch.optim.AdamW):

@@ -2,16 +2,20 @@
 
 Groups come from what a parameter is for (nn/init.py), not from its shape or name, so a vector that belongs to the
 token table decays with it and a gate that happens to be a matrix does not.
+
+The rate of a group is that of the step, times what `lr_scale` says of its part of the network, and for hidden matrices
+times C_0 / C where the network asks for width transfer. Decay is the coefficient times the group's rate: it shrinks
+with it. Source: Block-Based Double Decoders, the paper's maximal-update parametrisation; docs/width_transfer.md.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.nn.init import DECAYED, roles
-from tandem.recipe import Settings, register
+from tandem.nn.init import DECAYED, HIDDEN, roles, width_ratio
+from tandem.recipe import Settings, UserError, did_you_mean, register
 
 
 @register("optimiser", "adamw", default=True)
@@ -27,6 +31,8 @@ class AdamW:
         """Added to the root of the second mean."""
         weight_decay: float = Field(0.1, ge=0)
         """Of matrices and tables, times the learning rate of the step."""
+        lr_scale: dict[str, Annotated[float, Field(gt=0)]] = {}
+        """Learning rate of a part of the network over that of the others, by the part's name; `plan` lists groups."""
         max_norm: float | None = Field(1.0, gt=0)
         """Gradients are scaled down to this norm; null: never."""
         spike: float = Field(6.0, gt=0)
@@ -41,8 +47,7 @@ class AdamW:
 
     def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
-        groups = [group for group in groups_by_decay(network, c.weight_decay) if group["params"]]
-        return torch.optim.AdamW(groups, lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
+        return torch.optim.AdamW(groups(network, c), lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
     def clip(self) -> Tensor:
         """Scales all gradients to at most `max_norm`; returns the norm before, on the device."""
@@ -54,7 +59,7 @@ class AdamW:
         rate = self.config.lr * multiplier
         if update:
             for group in self.inner.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
             self.inner.step()
         self.inner.zero_grad(set_to_none=True)
         return rate
@@ -66,13 +71,22 @@ class AdamW:
         self.inner.load_state_dict(state)
 
 
-def groups_by_decay(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters that decay, then those that do not."""
-    role = roles(network)
+def groups(network: nn.Module, config: AdamW.Config) -> list[dict[str, Any]]:
+    """Every parameter in one group: those of equal decay and `scale`, their rate over the step's.
+
+    Raises: UserError where `lr_scale` names a part that the network does not have.
+    """
+    role, parts = roles(network), [name for name, _ in network.named_children()]
+    for part in config.lr_scale.keys() - set(parts):
+        near = did_you_mean(part, parts)
+        raise UserError(f"optimiser.lr_scale.{part}: no such part of this network; {near}parts: {', '.join(parts)}")
+    found: dict[tuple[bool, float], list[Tensor]] = {}
+    for name, parameter in network.named_parameters():
+        scale = config.lr_scale.get(name.partition(".")[0], 1.0)
+        if role[name] in HIDDEN:
+            scale /= width_ratio(network)
+        found.setdefault((role[name] in DECAYED, scale), []).append(parameter)
     return [
-        {
-            "params": [p for name, p in network.named_parameters() if (role[name] in DECAYED) is decayed],
-            "weight_decay": weight_decay if decayed else 0.0,
-        }
-        for decayed in (True, False)
+        {"params": held, "weight_decay": config.weight_decay if decayed else 0.0, "scale": scale}
+        for (decayed, scale), held in sorted(found.items(), key=lambda item: item[0], reverse=True)
     ]

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tandem.training.display import clock, scaled
+from tandem.nn.init import roles
+from tandem.training.display import clock, scaled, short
 from tandem.training.speed import Speed
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     return {
         "network": f"{chosen['name']}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
+        "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
         f"{len(run.corpus.train):,} documents, packed rows of {batch.context}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
@@ -36,6 +38,20 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         f"{scaled(run.tokens(1) / speed.step_seconds)} tokens/s, evaluation apart (3 steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
+
+
+def _groups(run: "Run") -> list[str]:
+    """Of the optimiser's groups: what is in them, how much, peak rate and decay; parts where rates differ."""
+    role, config = roles(run.network), run.recipe.optimiser
+    names = {id(parameter): name for name, parameter in run.network.named_parameters()}
+    found = []
+    for group in run.optimiser.inner.param_groups:
+        held = [names[id(parameter)] for parameter in group["params"]]
+        what = [f"{n.partition('.')[0]} {role[n]}" if config.lr_scale else role[n] for n in held]
+        count = scaled(sum(parameter.numel() for parameter in group["params"]))
+        decay = f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"
+        found.append(f"{', '.join(dict.fromkeys(what))} {count} at {short(config.lr * group['scale'])}, {decay}")
+    return found
 
 
 def _sources(run: "Run") -> str:

@@ -8,7 +8,7 @@
 
 Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the peak:
 
-    warm-up   (k + 1) / w                                          so that the first update is not lost
+    warm-up   (k + 1) / w                                          so that the first update is not lost; or k / w
     wsd       f + (1 - f) min(1, (T - k) / d)
     cosine    f + (1 - f) (1 + cos(pi (k - w) / (T - w))) / 2      for k >= w
     linear    1 - (1 - f) (k - w) / (T - w)                        for k >= w
@@ -25,6 +25,8 @@ from tandem.recipe import Recipe, Settings, register
 class _Config(Settings):
     warmup: int | float = Field(0.02, ge=0)
     """Warm-up: steps (an integer) or a share of the run (below 1)."""
+    warmup_from_zero: bool = False
+    """Step k of the warm-up has k / w of the peak: the first update has rate 0."""
     floor: float = Field(0.1, ge=0, le=1)
     """Rate at the end, as a share of the peak."""
 
@@ -39,7 +41,8 @@ class Schedule:
         self.warmup = in_steps(config.warmup, steps)
 
     def __call__(self, step: int) -> float:
-        return min(1.0, (step + 1) / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+        warmed = step if self.config.warmup_from_zero else step + 1
+        return min(1.0, warmed / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
         raise NotImplementedError

@@ -4,6 +4,7 @@ import pytest
 from tiny import STUDY, read, write
 
 from tandem.comparison.folder import StudyFolder
+from tandem.comparison.grid import load_grid
 from tandem.comparison.study import load_study
 from tandem.recipe import UserError, recipes
 
@@ -149,8 +150,8 @@ def test_more_may_be_added_to_a_study_but_nothing_else_changed(tmp_path, small_c
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("studies/")])
 def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch):
     monkeypatch.setenv("TANDEM_DATA", "/data")
-    study = load_study(name.removeprefix("studies/"))
-    assert study.arms.keys() >= {study.baseline} and study.texts
+    for study in load_grid(name.removeprefix("studies/")).cells.values():
+        assert study.arms.keys() >= {study.baseline} and study.texts
 
 
 def test_the_file_written_is_found_by_its_path(tmp_path, small_corpus):

@@ -1,10 +1,11 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from tandem.nn.init import DECAYED, Embedding, Experts, Linear, initialise, roles
+from tandem.nn.init import DECAYED, HIDDEN, Embedding, Experts, Linear, initialise, roles
 from tandem.nn.norm import norm
 
 C, F, DEPTH = 96, 160, 8
@@ -90,6 +91,19 @@ def test_biases_are_zero_in_all_schemes_but_torch(scheme):
         bias = getattr(drawn(scheme), name).bias
         bound = 1 / math.sqrt(inputs) if scheme == "torch" else 0.0
         assert 0.9 * bound <= bias.abs().max() <= bound
+
+
+@pytest.mark.parametrize("scheme", STD)
+def test_width_transfer_shrinks_hidden_matrices_of_fixed_deviation_alone(scheme):
+    net, plain = Net(), drawn(scheme)
+    net.config = SimpleNamespace(width_ratio=9.0)
+    initialise(net, scheme, DEPTH, torch.Generator().manual_seed(0))
+    fixed = ("normal", "scaled", "scaled_attention", "xavier_qkv")
+    for name, parameter in net.named_parameters():
+        role = roles(net)[name]
+        shrinks = scheme in fixed and role in HIDDEN and (scheme, role) != ("xavier_qkv", "attention")
+        expected = dict(plain.named_parameters())[name] * (1 / 3 if shrinks else 1)
+        torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=0)
 
 
 def test_the_draw_is_a_function_of_the_generator_alone():

@@ -38,3 +38,10 @@ def test_norms_compute_in_float32_under_mixed_precision(kind):
     expected = module(x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(module(x), expected)  # dtype included
+
+
+@pytest.mark.parametrize(("kind", "bias"), [("rms", False), ("layer", True)])
+def test_a_scale_multiplies_what_comes_out_and_is_no_parameter(kind, bias):
+    x, plain, scaled = torch.randn(4, 32), norm(kind, 32, 1e-6, bias=bias), norm(kind, 32, 1e-6, bias=bias, scale=0.25)
+    scaled.load_state_dict(plain.state_dict())
+    assert torch.equal(scaled(x), plain(x) / 4)

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tandem.training.plan import _sources
+from tandem.networks.decoder import Decoder
+from tandem.training.optimiser import AdamW
+from tandem.training.plan import _groups, _sources
 
 
 def test_the_sources_of_a_mixture_are_told_with_their_shares():
@@ -20,3 +22,21 @@ def test_the_sources_of_a_mixture_are_told_with_their_shares():
     )
     train.manifest.shares = {}
     assert _sources(run) == "builtin"
+
+
+def test_the_groups_of_the_optimiser_are_told_with_rate_and_decay():
+    network = Decoder(Decoder.Config(width=16, heads=2, depth=1, base_width=8), vocabulary=62, context=8)
+
+    def told(**options):
+        config = AdamW.Config(lr=4e-3, **options)
+        recipe = SimpleNamespace(optimiser=config)
+        return _groups(SimpleNamespace(network=network, recipe=recipe, optimiser=AdamW(config, network)))
+
+    assert told() == [
+        "embedding 1.02 k at 4.0e-3, decay 0.1",
+        "attention, attention_out, mlp, mlp_out 4.1 k at 2.0e-3, decay 0.1",
+        "norm 48 at 4.0e-3, no decay",
+    ]
+    parts = told(lr_scale={"stack": 0.5})
+    assert parts[1].startswith("stack attention, stack attention_out, stack mlp") and "at 1.0e-3" in parts[1]
+    assert parts[2:] == ["norm norm 16 at 4.0e-3, no decay", "stack norm 32 at 2.0e-3, no decay"]

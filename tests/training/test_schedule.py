@@ -37,5 +37,11 @@ def test_linear_falls_evenly_after_the_warm_up():
     assert got == pytest.approx([0.5, 1.0, 1.0, 0.97631579, 0.95263158, 0.92894737], rel=1e-7)
 
 
+def test_a_warm_up_from_zero_spends_its_first_step_on_nothing():
+    config = {"warmup": 0.05, "floor": 0.1, "warmup_from_zero": True}
+    got = rates(Linear, config, 40, 1.0, [0, 1, 2, 3, 4, 5, 39])
+    assert got == pytest.approx([0.0, 0.5, 1.0, 0.97631579, 0.95263158, 0.92894737, 0.12368421], rel=1e-7)
+
+
 def test_no_warm_up_starts_at_the_peak():
     assert Cosine(Cosine.Config(warmup=0), 10)(0) == 1.0

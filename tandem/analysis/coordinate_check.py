@@ -1,0 +1,162 @@
+"""Does the scale of activations stay the same when a network is made wider? The test of width transfer.
+
+The recipe's network is built at several widths, its heads as wide as before and more of them, and trained for a few
+steps at the peak learning rate; then the root mean square of the residual stream after each block, and of the logits,
+is taken on the next batch. Twice: with `network.base_width` (nn/init.py, training/optimiser.py) and without.
+
+    width     64    128    256    512    largest / smallest
+    with      0.31  0.30   0.32   0.31   1.07                  one learning rate serves them all
+    without   0.31  0.52   1.1    2.9    9.4                   the best rate moves with the width
+
+Cost: `steps` + 2 steps of the recipe at every width, twice.
+Source: Yang et al. 2022, "Tensor Programs V", appendix D.1 (coordinate checking); Block-Based Double Decoders use the
+parametrisation. docs/width_transfer.md.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.analysis.analysis import Analysis
+from tandem.networks.network import Network
+from tandem.nn.mlp import inner_width
+from tandem.recipe import Recipe, Settings, UserError, changed, register
+from tandem.training.loop import take_step
+from tandem.training.run import Run
+
+LOGITS = "logits"
+POSITIONS = 512
+"""Of a batch, whose logits are looked at: all logits would not fit."""
+
+
+class Squares:
+    """Mean square of what each module has told, over all its calls."""
+
+    def __init__(self):
+        self.totals: dict[str, tuple[float, int]] = {}
+
+    def tell(self, name: str, x: Tensor) -> None:
+        total, count = self.totals.get(name, (0.0, 0))
+        self.totals[name] = total + float(x.double().square().sum()), count + x.numel()
+
+    def roots(self) -> dict[str, float]:
+        return {name: (total / count) ** 0.5 for name, (total, count) in self.totals.items()}
+
+
+@contextlib.contextmanager
+def watched(network: Network) -> Iterator[Squares]:
+    """What blocks and head of `network` put out while the block runs; a block of several passes tells of all."""
+    squares, blocks = Squares(), {id(block) for block in network.blocks}
+
+    def tell_logits(_: nn.Module, __: Any, output: tuple[Tensor, Any]) -> None:
+        rows = output[0].detach().flatten(0, -2)[:POSITIONS]
+        squares.tell(LOGITS, rows.float() @ network.head.float().T)
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, x, name=name: squares.tell(name, x.detach()))
+        for name, module in network.named_modules()
+        if id(module) in blocks
+    ]
+    hooks.append(network.register_forward_hook(tell_logits))
+    try:
+        yield squares
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def coordinates(run: Run, step: int) -> dict[str, float]:
+    """Root mean square of the output of every block and of the logits, on the batches of `step`."""
+    with watched(run.network) as squares, torch.no_grad(), run.autocast():
+        for batch in run.batches(step):
+            batch = batch.to(run.device.value)
+            run.objective.loss(run.network, batch, run.objective.count(run.network, batch))
+    return squares.roots()
+
+
+def at_width(recipe: Recipe, width: int, base: int | None) -> Recipe:
+    """`recipe` with a network of another width, whose heads are as wide as before.
+
+    Raises: UserError where `width` is not made of whole heads.
+    """
+    c = recipe.network
+    given = {"width": width, "heads": c.heads * width / c.width, "key_heads": c.key_heads * width / c.width}
+    if not all(float(value).is_integer() for value in given.values()):
+        heads = f"{c.heads} heads and {c.key_heads} key heads for {c.width} channels"
+        raise UserError(f"analysis.widths: {width}: no whole number of heads, as there are {heads}; take another width")
+    derived = c.mlp_width == inner_width(c.mlp, c.width)
+    options = {
+        **{key: int(value) for key, value in given.items()},
+        "head_width": c.head_width,
+        "mlp_width": "null" if derived else round(c.mlp_width * width / c.width),
+        "base_width": base or "null",
+    }
+    return changed(recipe, [f"network.{key}={value}" for key, value in options.items()])
+
+
+def spread(by_width: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Largest over smallest of every coordinate."""
+    names = next(iter(by_width.values()))
+    return {name: max(c[name] for c in by_width.values()) / min(c[name] for c in by_width.values()) for name in names}
+
+
+@register("analysis", "coordinate_check")
+class CoordinateCheck(Analysis):
+    """Scale of the residual stream and of the logits against width, with width transfer and without."""
+
+    asks = "blocks"
+    trained = False
+
+    class Config(Settings):
+        widths: list[int] = Field([64, 128, 256, 512], min_length=2)
+        """Widths at which the network is built; heads stay as wide as they are in the recipe."""
+        base_width: int | None = Field(None, ge=1)
+        """Of width transfer; null: that of the recipe, or else the first of `widths`."""
+        steps: int = Field(10, ge=0)
+        """Updates before the scales are taken, all at the peak rate."""
+        lr: float | None = Field(None, gt=0)
+        """Peak rate at the base width; null: that of the recipe."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        c, recipe = self.config, run.recipe
+        base = c.base_width or recipe.network.base_width or c.widths[0]
+        rate = c.lr or recipe.optimiser.lr
+        plain = ["training.compile=false", "budget=1 steps", f"optimiser.lr={rate!r}"]
+        recipe = changed(recipe, plain)
+        scales = {
+            how: {width: self.scales(at_width(recipe, width, of), run) for width in c.widths}
+            for how, of in (("transferred", base), ("untransferred", None))
+        }
+        record: dict[str, Any] = {"base_width": base, "lr": rate}
+        for how, by_width in scales.items():
+            ratios = spread(by_width)
+            record[f"{how}_residual_ratio"] = max(ratio for name, ratio in ratios.items() if name != LOGITS)
+            record[f"{how}_logits_ratio"] = ratios[LOGITS]
+        return record | {"scales": {how: [*by_width.values()] for how, by_width in scales.items()}}
+
+    def scales(self, recipe: Recipe, run: Run) -> dict[str, float]:
+        """Coordinates of the network of `recipe` after the steps."""
+        other = Run(recipe, run.corpus, steps=max(1, self.config.steps))
+        other.schedule = lambda step: 1.0
+        for step in range(self.config.steps):
+            take_step(other, step)
+        return coordinates(other, self.config.steps)
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        widths = record["options"]["widths"]
+        for colour, (how, scales) in enumerate(record["scales"].items()):
+            for name in scales[0]:
+                style = {"linestyle": "--"} if name == LOGITS else {"alpha": 0.6}
+                axes.plot(widths, [by[name] for by in scales], f"C{colour}", marker="o", markersize=3, **style)
+            axes.plot([], [], f"C{colour}", label=f"{how}: {record[f'{how}_residual_ratio']:.2f} between widths")
+        axes.plot([], [], "0.5", linestyle="--", label="logits")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(widths, widths)
+        axes.set_xlabel("width")
+        axes.set_ylabel(f"root mean square after {record['options']['steps']} steps, a line for each block")
+        axes.legend(frameon=False)

@@ -1,0 +1,162 @@
+"""A grid of studies: the same arms at several sizes and budgets, to see how loss falls with both.
+
+    title: How far do two streams go?                  # a study as any other,
+    question: ...
+    recipe: decoder/tiny
+    arms:
+      decoder: {}
+      sps: {recipe: sps/tiny}
+    baseline: decoder
+    seeds: [1]
+    grid:                                              # which does not say what its runs may spend
+      sizes:                                           # what lies on top of the study for each size: any keys of it
+        w32: {overrides: {network.width: 32}}
+        w64: {overrides: {network.width: 64}, seeds: [1, 2, 3]}
+      budgets: [1e6 tokens, 2e6 tokens, 4e6 tokens]
+
+A cell is a study of its own in a folder of its own, studies/<grid>/<size>-<budget>, with its report. So what is there
+is not run again, sizes and budgets may be added or taken out at any time, and many machines share the cells as they
+share the runs of a study. From all cells together comes the report of scaling (scaling_report.py).
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from rich.console import Console
+
+from tandem.comparison import runner
+from tandem.comparison.folder import StudyFolder
+from tandem.comparison.scaling_report import Cell, write_scaling
+from tandem.comparison.study import Study, read_layers, study_of
+from tandem.nn.init import HIDDEN, roles
+from tandem.recipe import Settings, parse_budget
+from tandem.recipe.document import Node, Problems, read_overrides
+from tandem.recipe.options import read_options
+
+
+class GridKeys(Settings):
+    """What `grid` says in the file of a study."""
+
+    sizes: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    """By the name of a size, what lies on top of the study there."""
+    budgets: Annotated[list[str], Field(min_length=1)]
+    """What each run of a cell may spend, such as [1e6 tokens, 2e6 tokens]."""
+    rows: Literal["study", "rule"] = "study"
+    """Rows of a step: what the study says, or those of `rows_by_rule` for the baseline (budgets in tokens)."""
+
+    @field_validator("budgets")
+    @classmethod
+    def _canonical(cls, texts: list[str]) -> list[str]:
+        return [str(parse_budget(text)) for text in texts]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Studies by the folder of their cell; a plain study is a grid of one, whose folder is the grid's own."""
+
+    name: str
+    cells: dict[str, Study]
+    sizes: dict[str, str]
+    """Of each cell, the size; empty for a plain study."""
+
+
+def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
+    """A grid, or a plain study, by name or path; arguments and errors as for `load_study`."""
+    problems = Problems()
+    path, files, asked = read_layers(reference, overrides, problems)
+    grids = [layer.value.pop("grid") for layer in (*files, asked) if "grid" in layer.value]
+    if not grids:
+        return Grid(path.stem, {"": study_of(path, files, [asked], problems)}, {})
+    grid = functools.reduce(lambda base, top: top.over(base), grids)
+    keys = read_options(GridKeys, "grid", "grid", _hollow(grid), problems)
+    problems.raise_any()
+    assert isinstance(keys, GridKeys)
+    on_tops: dict[str, Node] = grid.value["sizes"].value
+    for layer in (*files, asked, *on_tops.values()):
+        for key in {"budget", "together"} & layer.value.keys():
+            problems.add(layer.value[key].origin, f"{key}: each cell has a budget of its own; write grid.budgets")
+    for size, on_top in on_tops.items():
+        if not re.fullmatch(r"[\w+-]+", size):
+            problems.add(on_top.origin, f"grid.sizes.{size}: must be a name of letters, digits, _, + and -")
+    if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
+        problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
+    problems.raise_any()
+    cells, sizes = {}, {}
+    for size, on_top in on_tops.items():
+        for budget in keys.budgets:
+            given = [f"budget={budget}"]
+            study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
+            if keys.rows == "rule":
+                given.append(f"overrides.batch.rows={_rows(study)}")
+                study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
+            name = f"{size}-{budget.replace(' ', '-')}"
+            cells[name], sizes[name] = study, size
+    return Grid(path.stem, cells, sizes)
+
+
+def compare(grid: Grid, path: Path, processes: int = 1, console: Console | None = None) -> None:
+    """Does what the cells lack (`runner.compare`), cell by cell, then writes and shows the report of scaling.
+
+    Raises: UserError; Failed after all else is done; StudyStopped.
+    """
+    terminal, failed = console or Console(highlight=False), []
+    for name, study in grid.cells.items():
+        try:
+            runner.compare(study, path / name, processes, console)
+        except runner.Failed as error:
+            failed.append(f"{name}: {error}" if name else str(error))
+    if grid.sizes:
+        first = next(iter(grid.cells.values()))
+        found = [
+            Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results())
+            for name, study in grid.cells.items()
+        ]
+        page, text = write_scaling(first, found, path)
+        terminal.print(text, markup=False, soft_wrap=True)
+        terminal.print(f"{'report':<11} {page}", markup=False, soft_wrap=True)
+    if failed:
+        raise runner.Failed("\n".join(failed))
+
+
+def status(grid: Grid, path: Path) -> str:
+    """What is done and missing in every cell."""
+    told = {name: StudyFolder(study, path / name).status() for name, study in grid.cells.items()}
+    return "\n\n".join(f"{name}\n{text}" if name else text for name, text in told.items())
+
+
+def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:
+    """Rows of a step for a network of N = 12 C^2 L parameters that reads D tokens in rows of `context`.
+
+    96 (N / 5e6)^0.4, rounded up to 32 and held within 32 .. 1024, and few enough for 500 steps. Source: Block-Based
+    Double Decoders, the authors' code.
+    """
+    wanted = -(-(96 * (parameters / 5e6) ** 0.4) // 32) * 32
+    most = tokens // (500 * context) // 32 * 32
+    return int(max(32, min(wanted, 1024, most)))
+
+
+def _rows(study: Study) -> int:
+    """By the rule, for the hidden matrices of the baseline."""
+    recipe = study.recipe(next(job for job in study.runs(dict.fromkeys(study.layers)) if job.arm == study.baseline))
+    with torch.device("meta"):
+        network = recipe.choice("network")(recipe.network, vocabulary=1, context=recipe.batch.context)
+    role = roles(network)
+    parameters = sum(p.numel() for name, p in network.named_parameters() if role[name] in HIDDEN)
+    return rows_by_rule(parameters, study.budget.amount, recipe.batch.context)
+
+
+def _hollow(grid: Node) -> Node:
+    """Without what lies on top of the studies: that is read with each of them."""
+    sizes = grid.at("sizes")
+    if sizes is None or not isinstance(sizes.value, dict):
+        return grid
+    empty = {
+        name: Node({}, node.origin) if isinstance(node.value, dict) else node for name, node in sizes.value.items()
+    }
+    return Node({**grid.value, "sizes": Node(empty, sizes.origin)}, grid.origin)

@@ -1,0 +1,189 @@
+"""How loss falls with size and data, and what a method saves of either.
+
+    line   L = a x^-b                          ln L by least squares on ln x: one thing grows, the other is fixed
+    law    L = E + A N^-alpha + B D^-beta      least squares in nats; N parameters, D tokens, E what no size removes
+
+    line of a baseline   x  100    200    400       A method with 4.0 nats at x = 100 does there what the baseline does
+                         L  4.15   4.0    3.86      at 200: its effective multiplier is 2.
+
+A law is linear in E, A and B once alpha and beta are fixed, and none of the three is negative; so two numbers are
+searched for and three solved for (variable projection). Lines and laws are fitted to whole runs; a loss on the way, its
+learning rate not yet decayed, is another thing.
+
+Intervals are of the bootstrap over residuals: losses are drawn anew as what the fit says plus residuals of it, widened
+by sqrt(n / (n - numbers)) and from normal to Student's, as few runs say little of their spread. This works with one
+seed, where a residual is what seed and form are off together. Methods fitted to the same runs are drawn together, run
+by run, so that what one seed or one cell gives to all of them cancels in multipliers.
+
+Source: Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; multipliers: Thought Gestalt (arXiv 2512.25026), on scaling.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tandem.recipe import UserError, require
+
+
+class Measured(NamedTuple):
+    """A run to its end: non-embedding parameters, tokens of text, training FLOPs, held-out nats per token."""
+
+    parameters: float
+    tokens: float
+    flops: float
+    nats: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """L = a x^-b, x being tokens or parameters."""
+
+    axis: str
+    a: float
+    b: float
+    """The exponent."""
+
+    numbers = 2
+
+    @classmethod
+    def along(cls, axis: str) -> Callable[..., "Line"]:
+        """What fits a line along "tokens" or "parameters". Raises: UserError where there are not two values of it."""
+
+        def fit(runs: Sequence[Measured], start: object = None) -> "Line":
+            x, y = np.log([getattr(run, axis) for run in runs]), np.log([run.nats for run in runs])
+            if len(set(x)) < 2:
+                raise UserError(f"a line along {axis} takes runs of at least two {axis}; there is one")
+            b, a = np.polyfit(x, y, 1)
+            return cls(axis, float(np.exp(a)), -float(b))
+
+        return fit
+
+    def loss(self, runs: Sequence[Measured]) -> np.ndarray:
+        return self.a * np.array([getattr(run, self.axis) for run in runs], float) ** -self.b
+
+    def at(self, x: float) -> float:
+        return self.a * x**-self.b
+
+    def size(self, nats: float) -> float:
+        """Where the line has this loss."""
+        return (nats / self.a) ** (-1 / self.b)
+
+    def multiplier(self, nats: float, x: float) -> float:
+        """Of a method with this loss at x: the x at which this line has it, over its own."""
+        return self.size(nats) / x
+
+
+@dataclass(frozen=True)
+class Law:
+    """L = E + A N^-alpha + B D^-beta."""
+
+    E: float
+    A: float
+    alpha: float
+    B: float
+    beta: float
+
+    numbers = 5
+
+    @classmethod
+    def to(cls, runs: Sequence[Measured], start: "Law | None" = None) -> "Law":
+        """Raises: UserError where the runs do not tell five numbers: at least three sizes, three budgets, six runs."""
+        N, D, L = np.array([(run.parameters, run.tokens, run.nats) for run in runs], float).T
+        if min(len(set(N)), len(set(D))) < 3 or len(runs) < 6:
+            raise UserError(
+                f"a law takes at least 6 runs over 3 sizes and 3 numbers of tokens, not {len(runs)} over "
+                f"{len(set(N))} and {len(set(D))}"
+            )
+        n, d = N / N.min(), D / D.min()  # so that columns are alike in size
+
+        def solved(exponents: np.ndarray) -> tuple[np.ndarray, float]:
+            columns = np.stack([np.ones_like(n), n ** -exponents[0], d ** -exponents[1]], axis=1)
+            return require("scipy.optimize", "statistics").nnls(columns, L)
+
+        def off(logs: np.ndarray) -> float:
+            return solved(np.exp(logs))[1]
+
+        grid = np.log([0.05, 0.1, 0.2, 0.35, 0.6, 1.0])
+        starts = [np.log([start.alpha, start.beta])] if start else [np.array([x, y]) for x in grid for y in grid]
+        first = min(starts, key=off)
+        bounds = [(math.log(0.01), math.log(5.0))] * 2  # beyond these a power is a constant, or a step
+        options = {"xatol": 1e-7, "fatol": 1e-12, "maxfev": 400}
+        optimize = require("scipy.optimize", "statistics")
+        found = optimize.minimize(off, first, method="Nelder-Mead", bounds=bounds, options=options)
+        exponents = alpha, beta = np.exp(found.x)
+        (E, A, B), _ = solved(exponents)
+        return cls(*(float(v) for v in (E, A * N.min() ** alpha, alpha, B * D.min() ** beta, beta)))
+
+    def loss(self, runs: Sequence[Measured]) -> np.ndarray:
+        N, D = np.array([(run.parameters, run.tokens) for run in runs], float).T
+        return self.E + self.A * N**-self.alpha + self.B * D**-self.beta
+
+    def tokens(self, nats: float, parameters: float) -> float:
+        """Tokens after which a network of this size has this loss; inf where no number of them is enough."""
+        left = nats - self.E - self.A * parameters**-self.alpha
+        return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
+
+    def size(self, nats: float, tokens: float) -> float:
+        """Parameters with which a network has this loss after so many tokens; inf where no number is enough."""
+        left = nats - self.E - self.B * tokens**-self.beta
+        return (self.A / left) ** (1 / self.alpha) if left > 0 else math.inf
+
+
+class Interval(NamedTuple):
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fit to the runs of one method, and the same fit to every bootstrap draw."""
+
+    fit: Any
+    draws: list[Any]
+
+    def interval(self, number: Callable[[Any], float], level: float = 0.05) -> Interval:
+        """A number of the fit, and where it lies in all but `level` of the draws."""
+        return interval(number(self.fit), [number(draw) for draw in self.draws], level)
+
+
+def interval(value: float, draws: Sequence[float], level: float = 0.05) -> Interval:
+    low, high = np.quantile(draws, [level / 2, 1 - level / 2], method="inverted_cdf")  # inf stays inf
+    return Interval(value, float(low), float(high))
+
+
+def fitted(
+    methods: Mapping[str, Sequence[Measured]], fit: Callable[..., Any], draws: int = 200, seed: int = 0
+) -> dict[str, Fitted]:
+    """Fits every method, with `draws` bootstrap draws; methods with as many runs, in one order, are drawn together.
+
+    Args:
+        fit: `Law.to` or `Line.along(axis)`: runs, and a fit from which to start, to a fit.
+    """
+    special, found = require("scipy.special", "statistics"), {}
+    for name, runs in methods.items():
+        whole = fit(runs)
+        says, is_line = whole.loss(runs), isinstance(whole, Line)
+        nats = np.array([run.nats for run in runs])
+        off = np.log(nats / says) if is_line else nats - says
+        freedom = max(1, len(runs) - whole.numbers)
+        wider = math.sqrt(len(runs) / freedom) * float(special.stdtrit(freedom, 0.975) / special.ndtri(0.975))
+        rng, drawn = np.random.default_rng(seed), []
+        for _ in range(draws):
+            error = wider * off[rng.integers(len(runs), size=len(runs))]
+            losses = says * np.exp(error) if is_line else says + error
+            drawn.append(fit([r._replace(nats=float(x)) for r, x in zip(runs, losses, strict=True)], whole))
+        found[name] = Fitted(whole, drawn)
+    return found
+
+
+def frontier(runs: Sequence[Measured]) -> list[Measured]:
+    """Pareto: the runs that no other one beats at as many FLOPs or fewer, from the cheapest."""
+    best: list[Measured] = []
+    for run in sorted(runs, key=lambda run: (run.flops, run.nats)):
+        if not best or run.nats < best[-1].nats:
+            best.append(run)
+    return best

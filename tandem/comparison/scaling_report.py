@@ -1,0 +1,270 @@
+"""What the cells of a grid tell together: laws and lines of scaling, multipliers, the frontier, as a page and as text.
+
+    studies/<grid>/
+        <size>-<budget>/                 a study each
+        scaling.json                     every run, every fit with its interval
+        scaling.txt, scaling.html
+
+A line is fitted where a method has runs at three values of what grows, a law where it has them at three of both. Where
+there is less, nothing is said. Tokens are those of text, parameters those without table and head.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tandem.comparison import charts
+from tandem.comparison.report import html_table, rendered
+from tandem.comparison.results import Result
+from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
+from tandem.comparison.study import Study
+from tandem.comparison.summary import fixed, non_embedding
+from tandem.comparison.table import NONE, aligned
+from tandem.recipe import UserError
+from tandem.training.display import scaled
+from tandem.training.folder import replace_file
+
+AXES = {"tokens": "size", "parameters": "budget"}
+"""What a line runs along, and what stays the same on it."""
+
+
+class Cell(NamedTuple):
+    """Finished runs at one size and budget."""
+
+    size: str
+    budget: str
+    results: list[Result]
+
+
+class Run(NamedTuple):
+    size: str
+    budget: str
+    seed: int
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Runs by arm, all fits that they allow, and multipliers against the baseline."""
+
+    study: Study
+    runs: dict[str, list[Run]]
+    laws: dict[str, Fitted] = field(default_factory=dict)
+    lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
+    """By axis and what stays the same: by arm."""
+
+    @classmethod
+    def of(cls, study: Study, cells: Sequence[Cell]) -> "Scaling":
+        """Raises: UserError where runs were scored on different documents."""
+        runs: dict[str, list[Run]] = {arm: [] for arm in study.arms}
+        flat = [(cell, result) for cell in cells for result in cell.results if not result.trial]
+        for cell, result in flat:
+            if not np.array_equal(result.documents, flat[0][1].documents):
+                raise UserError(f"{result.folder} was scored on other documents than {flat[0][1].folder}")
+            size = float(non_embedding(result.parameters))
+            measured = Measured(size, float(result.tokens), result.flops, result.nats_per_token)
+            if math.isfinite(measured.nats):
+                runs[result.arm].append(Run(cell.size, cell.budget, result.seed, measured))
+        found = cls(study, runs)
+        found.laws.update(_fits({arm: [r.measured for r in own] for arm, own in runs.items()}, Law.to, _tells_law))
+        for axis, same in AXES.items():
+            for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):
+                of = {arm: [r.measured for r in own if getattr(r, same) == value] for arm, own in runs.items()}
+                if lines := _fits(of, Line.along(axis), functools.partial(_tells_line, axis)):
+                    found.lines[axis, value] = lines
+        return found
+
+    def mean(self, arm: str, size: str, budget: str) -> Measured | None:
+        """Over the seeds of a cell."""
+        of = [run.measured for run in self.runs[arm] if (run.size, run.budget) == (size, budget)]
+        return Measured(*np.mean(of, 0).tolist()) if of else None
+
+    def multipliers(self, axis: str) -> list[dict[str, Any]]:
+        """For every cell of every other arm: how much more of `axis` the baseline takes for the same loss.
+
+        By the lines of both along it, by the loss as measured and the baseline's line, by the laws of both; None where
+        there are none.
+        """
+        found, level, baseline = [], self.study.level, self.study.baseline
+        for arm in (arm for arm in self.runs if arm != baseline):
+            for size, budget in dict.fromkeys((run.size, run.budget) for run in self.runs[arm]):
+                cell = self.mean(arm, size, budget)
+                assert cell is not None
+                x = getattr(cell, axis)
+                lines = self.lines.get((axis, size if AXES[axis] == "size" else budget), {})
+                record: dict[str, Any] = {"arm": arm, "size": size, "budget": budget}
+                record["lines"] = _ratio(lines, baseline, arm, lambda b, a, x=x: b.multiplier(a.at(x), x), level)
+                record["measured"] = lines[baseline].fit.multiplier(cell.nats, x) if baseline in lines else None
+                more = functools.partial(_more_by_law, cell, axis)
+                record["laws"] = _ratio(self.laws, baseline, arm, more, level)
+                found.append(record)
+        return found
+
+
+def _more_by_law(cell: Measured, axis: str, base: Law, own: Law) -> float:
+    nats = float(own.loss([cell])[0])
+    if axis == "tokens":
+        return base.tokens(nats, cell.parameters) / cell.tokens
+    return base.size(nats, cell.tokens) / cell.parameters
+
+
+def _ratio(
+    fits: Mapping[str, Fitted], baseline: str, arm: str, number: Callable[[Any, Any], float], level: float
+) -> Interval | None:
+    """A number of two fits, with its interval over their draws, which belong together."""
+    if baseline not in fits or arm not in fits:
+        return None
+    base, own = fits[baseline], fits[arm]
+    draws = [number(b, a) for b, a in zip(base.draws, own.draws, strict=True)]
+    return interval(number(base.fit, own.fit), draws, level)
+
+
+def _fits(
+    runs: Mapping[str, list[Measured]], fit: Callable[..., Any], tells: Callable[[list[Measured]], bool]
+) -> dict[str, Fitted]:
+    return fitted({arm: own for arm, own in runs.items() if tells(own)}, fit)
+
+
+def _values(runs: Sequence[Measured], axis: str) -> int:
+    return len({getattr(run, axis) for run in runs})
+
+
+def _tells_line(axis: str, runs: list[Measured]) -> bool:
+    """One thing grows and the other stays: budgets in FLOPs let larger networks read less."""
+    (other,) = AXES.keys() - {axis}
+    stays = [getattr(run, other) for run in runs]
+    return _values(runs, axis) > 2 and max(stays) < 1.05 * min(stays)
+
+
+def _tells_law(runs: list[Measured]) -> bool:
+    return min(_values(runs, "parameters"), _values(runs, "tokens")) > 2 and len(runs) > 5
+
+
+def write_scaling(study: Study, cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
+    """Writes all forms into `folder`; returns the path of the page, and the text."""
+    scaling = Scaling.of(study, cells)
+    tables = {title: rows for title, rows in _tables(scaling).items() if len(rows) > 1}
+    text = "\n\n".join([study.title, *(f"{title}\n{aligned(rows)}" for title, rows in tables.items())]) + "\n"
+    replace_file(folder / "scaling.json", json.dumps(_record(scaling), indent=1).encode())
+    replace_file(folder / "scaling.txt", text.encode())
+    page = folder / "scaling.html"
+    replace_file(page, _page(scaling, tables).encode())
+    return page, text
+
+
+def _record(scaling: Scaling) -> dict[str, Any]:
+    level = scaling.study.level
+    return {
+        "runs": [
+            {"arm": arm, "size": run.size, "budget": run.budget, "seed": run.seed, **run.measured._asdict()}
+            for arm, own in scaling.runs.items()
+            for run in own
+        ],
+        "laws": {arm: _numbers(fit, level) for arm, fit in scaling.laws.items()},
+        "lines": [
+            {"along": axis, "at": value, "arm": arm, **_numbers(fit, level)}
+            for (axis, value), lines in scaling.lines.items()
+            for arm, fit in lines.items()
+        ],
+        "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: more would not do
+    }
+
+
+def _numbers(fit: Fitted, level: float) -> dict[str, Interval]:
+    names = [name for name, value in asdict(fit.fit).items() if isinstance(value, float)]
+    return {name: fit.interval(lambda of, name=name: getattr(of, name), level) for name in names}
+
+
+# Tables and page ----------------------------------------------------------------------------------------------------
+
+
+def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
+    """By title; the first row is the head."""
+    level, baseline = scaling.study.level, scaling.study.baseline
+    budgets = list(dict.fromkeys(run.budget for own in scaling.runs.values() for run in own))
+    sizes = list(dict.fromkeys(run.size for own in scaling.runs.values() for run in own))
+    losses = [["arm, size", "parameters", *budgets]]
+    for size in sizes:
+        for arm in scaling.runs:
+            of = [scaling.mean(arm, size, budget) for budget in budgets]
+            first = next((m for m in of if m), None)
+            if first:
+                cells = [fixed(m.nats) if m else NONE for m in of]
+                losses.append([f"{arm}, {size}", scaled(first.parameters), *cells])
+    laws = [["arm", "E", "A", "alpha", "B", "beta"]]
+    laws += [[arm, *map(_shown, _numbers(fit, level).values())] for arm, fit in scaling.laws.items()]
+    lines = [["arm", "along", "at", "exponent"]]
+    for (axis, value), by_arm in scaling.lines.items():
+        lines += [[arm, axis, value, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
+    tables = {"Nats per token": losses, "L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
+    for axis, what in (("tokens", "data"), ("parameters", "parameters")):
+        rows = [["arm", "size", "budget", "from lines", "from measured losses", "from laws"]]
+        for found in scaling.multipliers(axis):
+            cells = [found["lines"], found["measured"], found["laws"]]
+            if any(cell is not None for cell in cells):
+                rows.append([found["arm"], found["size"], found["budget"], *map(_shown, cells)])
+        tables[f"Effective {what}, as a multiple of what {baseline} needs for the same loss"] = rows
+    return tables
+
+
+def _shown(number: Interval | float | None) -> str:
+    if isinstance(number, Interval):
+        return f"{number.value:.4g} ({number.low:.4g} to {number.high:.4g})"
+    return NONE if number is None else f"{number:.4g}"
+
+
+def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
+    study = scaling.study
+    order = list(study.arms)
+
+    def place(label: str) -> int:
+        return order.index(label.partition(",")[0]) % 8
+
+    html = {title: html_table(rows, place) for title, rows in tables.items()}
+    drawn = {"loss against tokens": "tokens", "loss against parameters": "parameters"}
+    figures = [(head, charts.line_chart(_lines(scaling, axis, place), axis, "nats")) for head, axis in drawn.items()]
+    pareto = "loss against training FLOPs; thick: what no cheaper run of the arm beats"
+    figures.append((pareto, charts.line_chart(_frontiers(scaling, place), "training FLOPs", "nats")))
+    shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in figures if chart)
+    keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in order)
+    html["Curves"] = f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
+    count = sum(map(len, scaling.runs.values()))
+    told = {
+        "headline": "How loss falls with size and data",
+        "reason": f"{count} runs of {len(order)} arms. Read off it what a method saves of either.",
+        "test": f"Intervals of {100 * (1 - study.level):g} %: bootstrap over residuals, methods together.",
+    }
+    facts = [("arms", str(len(order))), ("seeds", ", ".join(map(str, study.seeds))), ("runs", str(count))]
+    return rendered(study, told, facts, "", html)
+
+
+def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[charts.Line]:
+    """Of every arm, a line for each value of what stays the same along `axis`: means over seeds."""
+    lines = []
+    for arm, own in scaling.runs.items():
+        cells = dict.fromkeys((run.size, run.budget) for run in own)
+        for value in dict.fromkeys(getattr(run, AXES[axis]) for run in own):
+            means = [scaling.mean(arm, *cell) for cell in cells if value in cell]
+            points = sorted((getattr(m, axis), m.nats) for m in means if m)
+            lines.append(charts.Line(f"{arm}, {value}", place(arm), points, []))
+    return lines
+
+
+def _frontiers(scaling: Scaling, place: Callable[[str], int]) -> list[charts.Line]:
+    """Of every arm the frontier, and thin the runs of each size."""
+    lines = []
+    for arm, own in scaling.runs.items():
+        thin = [
+            sorted((run.measured.flops, run.measured.nats) for run in own if run.size == size)
+            for size in dict.fromkeys(run.size for run in own)
+        ]
+        best = [(run.flops, run.nats) for run in frontier([run.measured for run in own])]
+        lines.append(charts.Line(arm, place(arm), best, thin))
+    return lines

@@ -1,0 +1,46 @@
+"""Bugs of scaling: fits, multipliers and intervals, and the grid that they are made from."""
+
+SCALING = "tests/comparison/test_scaling.py"
+GRID = "tests/comparison/test_grid.py"
+
+# fmt: off
+BUGS = {
+    "comparison/scaling.py": [
+        ("a line is fitted to losses, not to their logarithms", SCALING,
+         "np.log([run.nats for run in runs])", "np.array([run.nats for run in runs])"),
+        ("a multiplier is upside down", SCALING,
+         "return self.size(nats) / x", "return x / self.size(nats)"),
+        ("what no size removes may be negative", SCALING,
+         '''require("scipy.optimize", "statistics").nnls(columns, L)''',
+         "(lambda found: (found[0], float(np.linalg.norm(columns @ found[0] - L))))(np.linalg.lstsq(columns, L))"),
+        ("coefficients are those of shrunken sizes", SCALING,
+         "A * N.min() ** alpha", "A"),
+        ("residuals are not widened", SCALING,
+         "error = wider * off[", "error = 0.5 * off["),
+        ("every method is drawn for itself", SCALING,
+         "np.random.default_rng(seed), []", "np.random.default_rng([seed, len(found)]), []"),
+        ("a loss that cannot be reached is", SCALING,
+         "(self.B / left) ** (1 / self.beta) if left > 0 else math.inf",
+         "(self.B / max(left, 1e-9)) ** (1 / self.beta)"),
+        ("the frontier holds what costs more and is no better", SCALING,
+         "run.nats < best[-1].nats", "run.nats <= best[-1].nats"),
+    ],
+    "comparison/grid.py": [
+        ("sizes change nothing", GRID,
+         "[on_top, read_overrides(given, problems), asked], problems)\n            if",
+         "[read_overrides(given, problems), asked], problems)\n            if"),
+        ("rows by the rule go down, not up", GRID,
+         "-(-(96 * (parameters / 5e6) ** 0.4) // 32) * 32", "(96 * (parameters / 5e6) ** 0.4) // 32 * 32"),
+        ("runs may be too short for 500 steps", GRID,
+         "min(wanted, 1024, most)", "min(wanted, 1024)"),
+    ],
+    "comparison/scaling_report.py": [
+        ("tables count as parameters", GRID,
+         "float(non_embedding(result.parameters))", "float(sum(result.parameters.values()))"),
+        ("cells may be scored on different documents", GRID,
+         "if not np.array_equal(result.documents, flat[0][1].documents):", "if False:"),
+        ("two budgets tell an exponent", GRID,
+         "_values(runs, axis) > 2", "_values(runs, axis) > 1"),
+    ],
+}
+# fmt: on

@@ -1,0 +1,67 @@
+"""Width transfer keeps the scale of activations, and the check can tell."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tandem.analysis.coordinate_check import Squares, at_width, spread, watched
+from tandem.cli import main
+from tandem.corpus import Batch
+from tandem.networks.decoder import Decoder
+from tandem.recipe import UserError, load
+
+SMALL = ["batch.rows=2", "batch.context=32", "network.width=32", "network.depth=2"]
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("recipe", ["decoder/tiny", "sps/tiny", "context_ready/tiny"])
+def test_scales_are_flat_with_width_transfer_and_not_without(recipe, small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["widths=[16, 128]", "lr=4e-3", "steps=6", *SMALL, *small_corpus]
+    done = tandem("analyse", "coordinate_check", recipe, *options)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "analysis" / recipe.replace("/", "-")
+    record = json.loads((folder / "coordinate_check.json").read_text())
+    assert record["transferred_residual_ratio"] < 2 < record["untransferred_residual_ratio"]
+    assert record["base_width"] == 16 and len(record["scales"]["transferred"]) == 2
+    first, *_ = (scales[0] for scales in record["scales"].values())
+    assert len(first) == 3 and "logits" in first and all(value > 0 for value in first.values())
+    assert (folder / "coordinate_check.png").stat().st_size > 5000
+
+
+def test_a_width_keeps_the_heads_and_the_shape_of_the_mlp():
+    recipe = at_width(load("decoder/tiny", ["network.key_heads=1", "network.mlp_width=96"]), 128, 64)
+    network = recipe.network
+    assert (network.width, network.heads, network.key_heads, network.head_width) == (128, 4, 2, 32)
+    assert (network.mlp_width, network.base_width, network.depth) == (192, 64, 4)
+    derived = at_width(load("decoder/tiny"), 128, None).network
+    assert derived.mlp_width == Decoder.Config(width=128, heads=4).mlp_width and derived.base_width is None
+    with pytest.raises(UserError, match=r"analysis.widths: 48: no whole number of heads"):
+        at_width(load("decoder/tiny"), 48, None)
+
+
+def test_what_is_watched_is_what_the_blocks_put_out():
+    network = Decoder(Decoder.Config(width=16, heads=2, depth=2, base_width=4), 30, 8, torch.Generator().manual_seed(0))
+    tokens = torch.arange(16).view(2, 8)
+    batch = Batch(tokens, tokens, torch.zeros(2, 8, dtype=torch.long))
+    with torch.no_grad(), watched(network) as squares:
+        hidden, _ = network(network.embed(tokens), batch)
+        found = squares.roots()
+        first = network.stack[0](network.embed(tokens), network.reader(network.embed(tokens), batch))
+    assert list(found) == ["stack.0", "stack.1", "logits"]
+    assert found["stack.0"] == pytest.approx(first.square().mean().sqrt().item(), rel=1e-5)
+    assert found["logits"] == pytest.approx((hidden @ network.head.T).square().mean().sqrt().item(), rel=1e-5)
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_a_block_of_several_passes_tells_of_all_of_them():
+    squares = Squares()
+    squares.tell("block", torch.full((2, 3), 1.0))
+    squares.tell("block", torch.full((6, 3), 3.0))
+    assert squares.roots() == {"block": pytest.approx((28 / 4) ** 0.5)}
+    assert spread({64: {"a": 1.0, "b": 3.0}, 128: {"a": 4.0, "b": 2.0}}) == {"a": 4.0, "b": 1.5}

@@ -1,0 +1,171 @@
+"""A grid is studies in cells: what is there is not run again, and all of them together tell how loss scales."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny import STUDY, write
+from typer.testing import CliRunner
+
+pytest.importorskip("scipy")
+
+from tandem.cli import main
+from tandem.comparison.grid import load_grid, rows_by_rule
+from tandem.comparison.scaling import Law, Measured
+from tandem.comparison.scaling_report import Cell, Scaling, write_scaling
+from tandem.recipe import UserError
+
+GRID = (
+    STUDY.replace("budget: 30 steps\n", "")
+    + """\
+grid:
+  sizes:
+    small: {overrides: {network.width: 32}}
+    large: {seeds: [1, 2], arms: {wide: {network.depth: 2}}}
+  budgets: [2 steps, 192 tokens]
+"""
+)
+
+
+def test_a_cell_is_the_study_with_its_size_and_budget_on_top(tmp_path, small_corpus):
+    grid = load_grid(str(write(tmp_path, small_corpus, GRID)), ["batch.rows=3", "seeds=[7]"])
+    assert list(grid.cells) == ["small-2-steps", "small-192-tokens", "large-2-steps", "large-192-tokens"]
+    assert list(grid.sizes.values()) == ["small", "small", "large", "large"]
+    small, large = grid.cells["small-192-tokens"], grid.cells["large-2-steps"]
+    assert str(small.budget) == "192 tokens" and str(large.budget) == "2 steps" and large.seeds == [7]
+    (deep, wide), (other_deep, other_wide) = (
+        [study.recipe(job).network for job in study.runs(dict.fromkeys(study.layers))] for study in (small, large)
+    )
+    assert (deep.width, wide.width, wide.depth) == (32, 32, 1)
+    assert (other_deep.width, other_wide.width, other_wide.depth) == (32, 64, 2)
+    assert small.recipe(small.runs(dict.fromkeys(small.layers))[0]).batch.rows == 3
+
+
+def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
+    grid = load_grid(str(write(tmp_path, small_corpus)))
+    assert list(grid.cells) == [""] and not grid.sizes and grid.cells[""].name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (GRID + "budget: 5 steps\n", "budget: each cell has a budget of its own; write grid.budgets"),
+        (GRID.replace("{seeds: [1, 2],", "{budget: 5 steps,"), "budget: each cell has a budget of its own"),
+        (GRID.replace("    small:", "    sm/all:"), "grid.sizes.sm/all: must be a name"),
+        (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
+        (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
+        (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
+        (GRID.replace("network.width: 32}}\n    l", "network.widht: 32}}\n    l"), "did you mean network.width?"),
+    ],
+)
+def test_mistakes_are_told_with_their_cure(tmp_path, small_corpus, text, complaint):
+    with pytest.raises(UserError) as caught:
+        load_grid(str(write(tmp_path, small_corpus, text)))
+    assert complaint in str(caught.value)
+
+
+def test_rows_of_a_step_follow_the_rule_of_the_double_decoders():
+    """12 C^2 L parameters at the paper's five sizes, against its five numbers of tokens."""
+    sizes = [(192, 15), (256, 15), (448, 12), (576, 12), (832, 12)]
+    table = [[32, 96, 128, 128, 128], [32, 96, 160, 160, 160], [32, 96, 224, 224, 224], [32, 96, 224, 256, 256],
+             [32, 96, 224, 320, 320]]  # fmt: skip
+    tokens = [62.5e6, 125e6, 250e6, 500e6, 1e9]
+    assert [[rows_by_rule(12 * C**2 * L, D) for D in tokens] for C, L in sizes] == table
+
+
+def test_a_grid_takes_rows_by_the_rule(tmp_path, small_corpus):
+    text = GRID.replace("budgets: [2 steps, 192 tokens]", "budgets: [2e6 tokens, 1e9 tokens]\n  rows: rule")
+    grid = load_grid(str(write(tmp_path, small_corpus, text.replace("batch: {rows: 2, ", "batch: {"))))
+    rows = {name: [c.recipe(j).batch.rows for j in c.runs(dict.fromkeys(c.layers))] for name, c in grid.cells.items()}
+    assert rows["small-2000000-tokens"] == [32, 32] and rows["large-1000000000-tokens"] == [32] * 4
+
+
+# The report ---------------------------------------------------------------------------------------------------------
+
+BASE = Law(E=1.7, A=60.0, alpha=0.32, B=400.0, beta=0.36)
+GAINED = Law(BASE.E, BASE.A, BASE.alpha, BASE.B * 0.8**BASE.beta, BASE.beta)
+
+
+def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5):
+    """As if `gained` read a quarter more."""
+    draw = np.random.default_rng(0)
+    found = []
+    for N in sizes:
+        for D in budgets:
+            results = []
+            for arm, law in {"base": BASE, "gained <a>": GAINED}.items():
+                for seed in (1, 2):
+                    nats = float(law.loss([Measured(N, D, 0, 0)])[0]) * np.exp(draw.normal(0, 1e-3))
+                    results.append(
+                        SimpleNamespace(
+                            arm=arm, seed=seed, trial=False, folder=f"{arm}-{seed}", documents=np.arange(documents),
+                            parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
+                            nats_per_token=nats,
+                        )
+                    )  # fmt: skip
+            found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results))
+    return found
+
+
+STUDIED = SimpleNamespace(
+    title="How far?", question="Does it <scale>?", arms={"base": {}, "gained <a>": {}}, baseline="base", seeds=[1, 2],
+    level=0.05,
+)  # fmt: skip
+
+
+def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
+    page, text = write_scaling(STUDIED, cells(), tmp_path)
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert len(record["runs"]) == 36 and len(record["lines"]) == 12
+    value, low, high = record["laws"]["base"]["E"]
+    assert low < 1.7 < high and low < value < high
+    assert len(record["multipliers"]["tokens"]) == len(record["multipliers"]["parameters"]) == 9
+    for found in record["multipliers"]["tokens"]:
+        assert found["laws"][1] < found["laws"][0] < found["laws"][2]
+        assert found["laws"][0] == pytest.approx(1.25, abs=0.05)
+        assert found["lines"][0] == pytest.approx(1.25, abs=0.15)  # lines do not bend as laws do
+        assert found["measured"] != found["lines"][0]
+    assert all(found["lines"][0] > 1.1 and found["laws"][0] > 1.1 for found in record["multipliers"]["parameters"])
+    for title in ("Nats per token", "L = E + A N^-alpha", "L = a x^-b", "Effective data", "Effective parameters"):
+        assert title in text and title in page.read_text()
+    html = page.read_text()
+    assert "gained <a>" not in html and "Does it &lt;scale&gt;?" in html and html.count("<svg") == 3
+
+
+def test_where_runs_are_few_nothing_is_said(tmp_path):
+    _, text = write_scaling(STUDIED, cells(budgets=(2e7, 6e7)), tmp_path)
+    assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
+    unlike = [cell._replace(budget="one of FLOPs") for cell in cells()]
+    assert not [axis for axis, _ in Scaling.of(STUDIED, unlike).lines if axis == "parameters"]
+    _, text = write_scaling(STUDIED, cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
+    assert "Nats per token" in text and "exponent" not in text
+
+
+def test_cells_on_different_documents_are_refused():
+    one, *others = cells()
+    with pytest.raises(UserError, match="scored on other documents"):
+        Scaling.of(STUDIED, [*others, one._replace(results=cells(documents=6)[0].results)])
+
+
+@pytest.mark.slow
+def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus):
+    def compare(text, *options):
+        path = write(tmp_path, small_corpus, text.replace("seeds: [1, 2], ", ""))
+        done = CliRunner().invoke(main, ["compare", str(path), "--studies", str(tmp_path / "studies"), *options])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    one = GRID.replace("    large", "    # large")
+    folder = tmp_path / "studies/tiny"
+    compare(one.replace("[2 steps, 192 tokens]", "[2 steps]"))
+    finished = folder / "small-2-steps/runs/deep-seed1/result.json"
+    before = finished.stat().st_mtime_ns
+    assert "missing" in compare(one, "--list")
+    output = compare(one)
+    assert "Nats per token" in output and "scaling.html" in output
+    assert finished.stat().st_mtime_ns == before and (folder / "small-192-tokens/report.html").exists()
+    record = json.loads((folder / "scaling.json").read_text())
+    assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
+        (arm, budget) for arm in ("deep", "wide") for budget in ("2 steps", "192 tokens")
+    }
