@@ -81,6 +81,14 @@ class PackedRows:
         other.begin = begin
         return other
 
+    def of_run(self, steps: int) -> "PackedRows":
+        """For a run of so many steps; nothing here depends on it."""
+        return self
+
+    @property
+    def words(self) -> str:
+        return f"packed rows of {self.context}"
+
     def read(self, step: int) -> int:
         return self.begin + step * self.rows * self.context
 

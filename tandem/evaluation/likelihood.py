@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import SUBSET, Store, scoring_rows, shuffled
+from tandem.corpus import SUBSET, Store, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
@@ -115,7 +115,7 @@ def likelihood(
     nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     place[order] = np.arange(len(order))
     device, done = network.head.device, 0
-    for scoring in scoring_rows(store, context, rows, order.tolist()):
+    for scoring in network.scoring(store, context, rows, order.tolist()):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             nll = network.score(scoring.batch.to(device)).cpu().numpy()
         asked = scoring.document.numpy() >= 0

@@ -13,13 +13,13 @@ Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from tandem.corpus import Batch
+from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, scoring_rows
 from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
@@ -79,6 +79,16 @@ class Network(nn.Module):
         """(settings near `config` at which this is the plain decoder, that decoder's settings, own parameter
         name -> the decoder's, None where it has none)."""
         raise NotImplementedError
+
+    def view(self, store: Store, seed: int, rows: int, context: int) -> Any:
+        """How it reads a store in training, `rows` x `context` tokens of text a step."""
+        return PackedRows(store, seed, rows, context)
+
+    def scoring(
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+    ) -> Iterator[ScoringBatch]:
+        """How it reads documents to score them; `score` has the shape of `document` and `index`."""
+        return scoring_rows(store, context, rows, documents)
 
     @property
     def longest(self) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 
-from tandem.corpus import Corpus, PackedRows
+from tandem.corpus import Corpus
 from tandem.networks.network import Network
 from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
@@ -71,7 +71,7 @@ class Run:
             if fresh:
                 start(self.network, recipe)
             self.objective = recipe.choice("objective")(recipe.objective)
-            self.rows = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
+            self.rows = self.network.view(corpus.train, recipe.seed, batch.rows, batch.context)
             self.precision = choose_precision(recipe.training, self.device.value)
             self.cost = self.network.cost()
             budget = recipe.budget
@@ -121,7 +121,7 @@ class Run:
         return network
 
     def _phases(self, steps: int) -> Phases:
-        return Phases(self.objective.phases(self.rows, steps))
+        return Phases(self.objective.phases(self.rows.of_run(steps), steps))
 
     def _flops(self, view: Phases, step: int) -> int:
         return view.flops(self.cost, step)
