@@ -5,19 +5,19 @@ same tests. Theirs has four more ids than the text, all in the softmax; here the
 """
 
 import json
-import math
 
 import golden
 import pytest
 import torch
 from torch.nn.functional import pad
 
-from tandem.corpus.streams import Stream, StreamBatch, Streams, stream_totals
+from tandem.corpus.streams import SentenceStreams, Stream, StreamBatch, Streams, stream_totals
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import hinge, rank_table
 from tandem.nn.init import DECAYED, roles
 from tandem.objectives.next_token import NextToken
 from tandem.training.optimiser import AdamW
+from tandem.training.schedule import Cosine
 
 LOGITS, THOUGHTS, LOSS, GRADIENT, WEIGHTS, MEAN, RATE = 1e-4, 1e-5, 1e-4, 1e-4, 1e-4, 1e-5, 1e-12
 OF_BASE = ("base", "static_bos", "detach", "no_memory", "no_memory_static_bos", "srep_last", "srep_idx2", "padded")
@@ -324,13 +324,13 @@ def test_six_updates(base):
         assert bool(value.any()) == decays[name], f"decay of {name}"
     config = AdamW.Config(lr=hp["peak"], betas=(hp["b1"], hp["b2"]), eps=hp["eps"], weight_decay=hp["wd"],
                           max_norm=hp["clip"])  # fmt: skip
-    optimiser = AdamW(config, network)
+    optimiser, rates = AdamW(config, network), schedule(hp["warmup_ratio"], hp["budget"], hp["min_scale"])
     for step, (loss, norm, rate, end_weight, ce, labels) in enumerate(file["log"].tolist()):
         batch = batch_of(base["inputs"], cfg, round(end_weight, 6))
         found, sums = trained(network, batch)
         close(found, loss, LOSS)
         assert optimiser.clip().item() == pytest.approx(norm, rel=1e-4)
-        assert optimiser.step(rate_from_zero(step, hp)) == pytest.approx(rate, rel=1e-6)
+        assert optimiser.step(rates(step)) == pytest.approx(rate, rel=1e-6)
         close((sums["nll"] + sums["end"]) / labels, ce, LOSS)
     found = theirs(dict(network.named_parameters()), base["weights"], cfg)
     for name, value in file["final_weights"].items():
@@ -338,13 +338,9 @@ def test_six_updates(base):
             close(found[name].detach(), value, WEIGHTS)
 
 
-def rate_from_zero(step, hp):
-    """Multiplier of the release, whose first update has rate 0."""
-    warmup = hp["warmup_ratio"] * hp["budget"]
-    if step < warmup:
-        return step / warmup
-    share = (step - warmup) / (hp["budget"] - warmup)
-    return hp["min_scale"] + (1 - hp["min_scale"]) * 0.5 * (1 + math.cos(math.pi * share))
+def schedule(share, steps, floor):
+    """That of the release, whose first update has rate 0."""
+    return Cosine(Cosine.Config(warmup=float(share), floor=floor, warmup_from_zero=True), int(steps))
 
 
 def test_scores_of_whole_documents(base):
@@ -382,8 +378,6 @@ def test_tables_of_ranks():
 
 
 def test_what_changes_on_the_way():
-    from tandem.corpus.streams import SentenceStreams
-
     expected = rules()
     view = SentenceStreams.__new__(SentenceStreams)
     view.settings, view.steps, view.per_epoch = Streams(), 0, 7
@@ -398,8 +392,8 @@ def test_learning_rates_of_the_release():
     """`step/steps/share` to a multiplier; theirs holds the last rate beyond the end."""
     for key, value in rules()["lr_scale"].items():
         step, steps, share = key.split("/")
-        hp = {"warmup_ratio": float(share), "budget": int(steps), "min_scale": 0.1}
-        assert rate_from_zero(min(int(step), int(steps)), hp) == pytest.approx(value, abs=RATE), key
+        rate = schedule(share, steps, floor=0.1)(min(int(step), int(steps)))
+        assert rate == pytest.approx(value, abs=RATE), key
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
