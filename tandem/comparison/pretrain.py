@@ -223,6 +223,7 @@ def by_document(found: Likelihood) -> bytes:
         nats=found.nats_by_document,
         document_tokens=found.tokens_by_document,
         document_bytes=found.bytes_by_document,
+        end_nats=found.end_nats_by_document,
     )
     return file.getvalue()
 
@@ -255,7 +256,13 @@ def as_record(found: Likelihood) -> dict[str, Any]:
         "tokens": found.tokens,
         "bytes": found.bytes,
         "documents": found.documents,
+        **({} if found.nll_paper is None else told_boundaries(found)),
     }
+
+
+def told_boundaries(found: Likelihood) -> dict[str, Any]:
+    """What sentence boundaries were worth to a network that is told of them."""
+    return {"nats_per_token_with_boundaries": found.nll_with_boundaries, "nats_per_token_as_published": found.nll_paper}
 
 
 def noted(note: str, words: str) -> str:
@@ -264,8 +271,11 @@ def noted(note: str, words: str) -> str:
 
 
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
+    paid = judged.get("nats_per_token_with_boundaries")
     return (
-        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
+        f"{judged['nats_per_token']:.3f} nats/token"
+        + (f" ({paid:.3f} with the sentence boundaries paid for)" if paid else "")
+        + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )
 

@@ -145,9 +145,10 @@ def texts() -> list[list[list[int]]]:
 
 
 def log_probabilities(network: Network, text: list[int]) -> Tensor:
-    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id."""
-    tokens = torch.tensor([text]).expand(VOCABULARY, -1)
-    targets = torch.arange(VOCABULARY)[:, None].expand_as(tokens)
+    """log p (T, ids) of every id of the head after every token of one text, asked of `score`: a row for each id."""
+    ids = len(network.head)
+    tokens = torch.tensor([text]).expand(ids, -1)
+    targets = torch.arange(ids)[:, None].expand_as(tokens)
     with torch.no_grad():
         return -network.score(Batch(tokens, targets, torch.zeros_like(tokens))).T
 

@@ -28,7 +28,6 @@ from tandem.recipe import registered
 from tandem.testing.cases import (
     CONTEXT,
     EOS,
-    VOCABULARY,
     Case,
     asked,
     document,
@@ -116,12 +115,12 @@ def check_rows(case: Case) -> None:
 
 
 def check_probabilities(case: Case) -> None:
-    """Ids of the vocabulary share all the probability, in scores and in a session."""
+    """The ids of the head, boundary tokens included, share all the probability, in scores and in a session."""
     network, text = case.build(), document(20, 1)
     total = log_probabilities(network, text).exp().sum(-1)
     close(total, torch.ones_like(total), EXACT, "sum of the probabilities of all ids")
     logits = network.session(1).prefill([text])
-    assert logits.shape == (1, VOCABULARY), f"a session's logits have shape {tuple(logits.shape)}"
+    assert logits.shape == (1, len(network.head)), f"a session's logits have shape {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"a session's logits are {logits.dtype}"
 
 

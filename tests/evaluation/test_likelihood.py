@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.corpus import IGNORE, Batch, Order, Store, Tokenizer
+from tandem.corpus import IGNORE, Batch, Order, Store, Tokenizer, scoring_rows
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.likelihood import Likelihood, likelihood
 from tandem.networks.decoder import Decoder
@@ -35,6 +35,9 @@ class Priced:
         self.head = torch.zeros(1)
         self.prices = torch.rand(257, generator=torch.Generator().manual_seed(0)) + 1
 
+    def scoring(self, store, context, rows, documents):
+        return scoring_rows(store, context, rows, documents)
+
     def score(self, batch: Batch):
         return self.prices[batch.targets.clamp_min(0)] * (batch.targets != IGNORE)
 
@@ -62,7 +65,8 @@ def test_bytes_are_those_of_the_scored_tokens(store):
 
 def test_nats_become_nll_bits_per_byte_and_perplexity():
     ones = np.ones(1, np.int64)
-    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones)
+    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones, np.array([1.5]), np.array([4.5]))
+    assert (found.nll_with_boundaries, found.nll_paper) == (2.5, 1.5)
     assert found.nll == 2.0 and found.perplexity == math.exp(2)
     assert found.bits_per_byte == pytest.approx(6 / math.log(2) / 8, rel=1e-15)
 
