@@ -20,7 +20,7 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
-from tandem.corpus import SUBSET, Corpus, Order, prepare
+from tandem.corpus import SUBSET, Corpus, Order, prepare, sentences_of
 from tandem.evaluation.likelihood import Likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
@@ -91,7 +91,11 @@ def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
     with progress_bar("preparing text", DownloadColumn(), console) as progress:
         corpus = prepare(recipe.corpus, progress)
-    text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
+    texts = text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
+    if recipe.choice("network").reads_sentences:
+        for store in (corpus.train, corpus.validation, *texts.values()):
+            with progress_bar("finding sentences", TaskProgressColumn(), console) as progress:
+                sentences_of(store, progress)
     return corpus
 
 

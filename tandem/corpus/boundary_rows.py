@@ -68,7 +68,8 @@ class BoundaryRows(PackedRows):
     def __init__(self, store: Store, seed: int, rows: int, context: int):
         super().__init__(store, seed, rows, context)
         self.store, self.row_tokens = store, context
-        self.context = round(context * (1 + 2 * sentences_of(store).manifest.sentences / len(store.tokens)))
+        boundaries = 2 * sentences_of(store).manifest.sentences - len(store)
+        self.context = round(context * (1 + boundaries / len(store.tokens)))
         """T on the mean: what a row costs. A row reads `row_tokens`."""
 
     @property

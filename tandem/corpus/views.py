@@ -85,6 +85,9 @@ class PackedRows:
         """For a run of so many steps; nothing here depends on it."""
         return self
 
+    def require(self) -> None:
+        """Raises: UserError where the run could not be read so; rows always can."""
+
     @property
     def words(self) -> str:
         return f"packed rows of {self.context}"

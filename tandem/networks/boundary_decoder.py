@@ -30,6 +30,7 @@ from tandem.recipe import Recipe, register
 class BoundaryDecoder(Decoder):
     """The plain decoder on rows with sentence boundaries, or with gist masking by sentences."""
 
+    reads_sentences = True
     tokens_only = "reads sentence boundaries, and bags would straddle them; take network decoder"
 
     class Config(Decoder.Config):
