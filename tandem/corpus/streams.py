@@ -72,6 +72,7 @@ class StreamBatch:
         end_weight: of a sentence end in the loss.
         dropout: what the rates of token and thought dropout are multiplied by.
         key: of what is drawn at random in this step; None: nothing is.
+        document_end: the id that closes a document; as no other token is, it is never dropped.
     """
 
     tokens: Tensor
@@ -84,6 +85,7 @@ class StreamBatch:
     end_weight: float = 1.0
     dropout: float = 1.0
     key: int | None = None
+    document_end: int | None = None
 
     def to(self, device: torch.device | str) -> "StreamBatch":
         """Moves tokens and targets; the rest is host integers."""
@@ -238,6 +240,7 @@ def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
         [stream.document for stream in streams],
         [stream.offset for stream in streams],
         **stream_totals(streams),
+        document_end=store.eos,
     )
 
 

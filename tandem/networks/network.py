@@ -13,7 +13,7 @@ Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -127,6 +127,16 @@ class Network(nn.Module):
         raise NotImplementedError
 
     @property
+    def shards(self) -> Sequence[nn.Module]:
+        """The units whose weights are gathered when they are called, where weights are cut over processes; what is
+        left over is gathered for the whole pass."""
+        return list(self.blocks)
+
+    def as_plain(self, batch: Batch) -> Batch:
+        """What the plain decoder reads in place of a batch, where this network's settings make it that decoder."""
+        return batch
+
+    @property
     def terms(self) -> dict[str, float]:
         """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
         moe = getattr(self.config, "moe", None)
@@ -152,6 +162,11 @@ class Network(nn.Module):
                 loss = loss + weight / max(1, counts[name]) * extra[name]
             sums = sums | {name: extra[name].detach()}
         return loss, sums
+
+    def asked(self, hidden: Tensor, batch: Any, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A batch's share of the step's mean, asked for the next token, and its sums by name; `counts` are totals."""
+        loss, sums = self.nll(hidden, batch.targets)
+        return loss / max(1, counts["nll"]), {"nll": sums[0]}
 
     def nll(
         self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False

@@ -4,6 +4,7 @@ A role says how a parameter is drawn, whether it decays, and under what name its
 to the module that holds the parameter, so that no rule has to guess from shapes or names:
 
     embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   norm   bias
+    thought   gate
 
 Schemes: the house's (`normal`) and those that the papers' results were made with.
 """
@@ -18,7 +19,7 @@ Scheme = Literal["normal", "scaled", "scaled_attention", "xavier", "xavier_qkv",
 
 EXPERTS = {"experts", "experts_out"}
 """Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
-DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", "router", "thought"} | EXPERTS
 
 
 class Linear(nn.Linear):

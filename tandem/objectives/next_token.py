@@ -44,5 +44,4 @@ class NextToken:
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         hidden, extra = network(network.embed(batch.tokens), batch)
-        loss, sums = network.nll(hidden, batch.targets)
-        return network.add_extra(loss / max(1, counts["nll"]), {"nll": sums[0]}, extra, counts)
+        return network.add_extra(*network.asked(hidden, batch, counts), extra, counts)
