@@ -8,6 +8,7 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
+from tandem.corpus.boundary_rows import BoundaryBatch, BoundaryRows, scoring_boundary_rows
 from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment, sentences_of
@@ -21,6 +22,8 @@ __all__ = [
     "SUBSET",
     "BagRows",
     "Batch",
+    "BoundaryBatch",
+    "BoundaryRows",
     "Corpus",
     "FoldedRows",
     "Order",
@@ -37,6 +40,7 @@ __all__ = [
     "load_tokenizer",
     "prepare",
     "prepare_texts",
+    "scoring_boundary_rows",
     "scoring_rows",
     "scoring_streams",
     "segment",

@@ -254,7 +254,8 @@ def stream_totals(streams: list[Stream]) -> dict[str, list[int]]:
 def scoring_streams(
     store: Store, context: int, rows: int, documents: Iterable[int] | None = None
 ) -> Iterator[ScoringBatch]:
-    """Tokens 2 to last of every document, each asked once: whole documents, each one stream, memory empty at first.
+    """Every token of the documents, and every sentence end but the last of each, asked once: whole documents, each one
+    stream.
 
     A batch has documents of about `rows` x `context` tokens, or one longer document.
     """
@@ -271,12 +272,12 @@ def scoring_streams(
 
 
 def _asking(store: Store, streams: list[Stream]) -> ScoringBatch:
+    """Whole documents with what is scored of them."""
     streams = sorted(streams, key=lambda stream: -len(stream.lengths))
+    document, index = [], []
+    for i, _, lengths in streams:
+        ends = np.cumsum(lengths)
+        index.append(np.insert(np.arange(ends[-1]), ends, -1))
+        document.append(np.append(np.full(len(index[-1]) - 1, i), -1))  # the last sentence end is certain
     batch = stream_batch(store, streams)
-    document, index = torch.full_like(batch.targets[0], -1), torch.full_like(batch.targets[0], -1)
-    asked = torch.nonzero(batch.targets[0] != store.vocabulary)[:, 0]
-    place = torch.cat([torch.arange(sum(stream.lengths)) for stream in streams])
-    of = torch.cat([torch.full((sum(stream.lengths),), stream.document) for stream in streams])
-    asked, of, place = (column[place > 0] for column in (asked, of, place))
-    document[asked], index[asked] = of, place
-    return ScoringBatch(batch, document[None], index[None])
+    return ScoringBatch(batch, *(torch.from_numpy(np.concatenate(column))[None] for column in (document, index)))

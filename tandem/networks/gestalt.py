@@ -45,7 +45,7 @@ from tandem.nn.dropout import Dropout, drawn, dropped, tokens_dropped
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
-from tandem.nn.spans import Span, causal, prefix
+from tandem.nn.spans import Span, causal
 from tandem.recipe import Recipe, register
 
 BLOCKS: dict[str, tuple[Callable[[BlockConfig, int], nn.Module], ...]] = {
@@ -73,6 +73,7 @@ class GestaltDropout(Dropout):
 class Gestalt(Network):
     """Thought Gestalt (arXiv 2512.25026): sentence after sentence, with a memory of thoughts."""
 
+    reads_sentences = True
     tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
 
     class Config(BlockConfig):
@@ -200,6 +201,18 @@ class Gestalt(Network):
     @property
     def head(self) -> Tensor:
         return self.table.weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
+
+    def unseeded(self) -> Self:
+        """This network, weights shared, whose sentences all begin with [BOS]; probes ask for it."""
+        other = copy.copy(self)
+        other.config = self.config.model_copy(update={"seed": False})
+        return other
+
+    @property
+    def gates(self) -> dict[str, float]:
+        """By block, counted from 1, what its cross-attention is multiplied by; records and an analysis ask for it."""
+        layers = self.reads_memory(range(self.config.depth))
+        return {str(layer + 1): float(self.stack[layer].memory.gate.weight) for layer in layers}  # type: ignore[union-attr, arg-type]
 
     @property
     def depth_of_thought(self) -> int:

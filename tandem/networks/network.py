@@ -61,6 +61,8 @@ class Network(nn.Module):
     Config: ClassVar[Any]
     tokens_only: ClassVar[str] = ""
     """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
+    reads_sentences: ClassVar[bool] = False
+    """Whether it asks a store for its sentences."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()

@@ -88,6 +88,8 @@ class Run:
             pace = self.speed.flops / self.speed.step_seconds
             self.steps = self._paid_steps(max(budget.amount, self.speed.step_seconds) * pace, self._flops)
             self.view = self._phases(self.steps)
+        with ranks.together():
+            self.rows.of_run(self.steps).require()
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
         self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
         self.progress = Progress()
