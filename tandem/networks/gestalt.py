@@ -315,7 +315,8 @@ class Gestalt(Network):
             return super().asked(hidden, batch, counts)
         targets, is_end = batch.targets[0], batch.targets[0] == self.end
         slots = torch.stack((targets.masked_fill(is_end, IGNORE), targets.masked_fill(~is_end, IGNORE)), dim=1)
-        mass = torch.tensor(batch.tokens_at) + batch.end_weight * torch.tensor(batch.rows_at)
+        rows, text = (torch.tensor(totals, dtype=torch.float64) for totals in (batch.rows_at, batch.tokens_at))
+        mass = text + batch.end_weight * rows
         if self.config.reduction == "tokens":
             share = (1 / mass.sum()).expand(len(targets))
         else:

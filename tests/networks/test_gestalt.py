@@ -558,7 +558,7 @@ def refusal(*overrides):
 
 
 def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
-    assert "network.cap" in refusal("corpus.sentences.splitter=every", "corpus.sentences.every=75")
+    assert "network.cap" in refusal("network.cap=20")
     assert "thought_from" in refusal("network.thought_from=99")
     assert "moe" in refusal("network.moe.experts=4")
     assert "sentences" in refusal("objective.name=superposition")
