@@ -1,0 +1,78 @@
+"""Bugs of Thought Gestalt: detached, misplaced or miscounted thoughts."""
+
+GESTALT = "tests/networks/test_gestalt.py"
+PARITY = "tests/parity/test_gestalt.py"
+
+# fmt: off
+BUGS = {
+    "networks/gestalt.py": [
+        ("thoughts are detached by accident", GESTALT + "::test_gradients_reach_the_first_sentence_through_chains_of_thoughts",
+         "thought.detach() if c.detach else thought)", "thought.detach())"),
+        ("detach does not detach", GESTALT + "::test_detach_cuts_memory_and_seed_alike",
+         "thought.detach() if c.detach else thought)", "thought)"),
+        ("the thought is made one block late", PARITY + "::test_forward",
+         "if self.config.thought_from is None else self.config.thought_from", "if self.config.thought_from is None else self.config.thought_from + 1"),
+        ("seeding stays on without seeds", GESTALT + "::test_two_packed_phases_are_the_sentence_loop",
+         "seeds = seed if c.seed and t else None", "seeds = seed if t else None"),
+        ("a seed has no position", PARITY + "::test_forward",
+         "front = front + network.places(rows.places[: len(front)])", "front = front + (network.places(rows.places[: len(front)]) if seed is None else 0)"),
+        ("memory holds one thought more", PARITY + "::test_forward",
+         "memory=c.memory, in_context", "memory=c.memory + 1, in_context"),
+        ("the hinge is a sum over rows", GESTALT + "::test_the_hinge_is_a_mean_over_rows",
+         "terms * (rows.sum() / rows)", "terms * (rows.sum() / torch.ones_like(rows))"),
+        ("document ends are down-weighted", GESTALT + "::test_sentence_ends_weigh_what_they_should_and_document_ends_count_in_full",
+         "targets, is_end = batch.targets[0], batch.targets[0] == self.end", "targets, is_end = batch.targets[0], (batch.targets[0] == self.end) | (batch.targets[0] == batch.document_end)"),
+        ("sentence ends are left out of the sum of weights", GESTALT + "::test_sentence_ends_weigh_what_they_should_and_document_ends_count_in_full",
+         "mass = text + batch.end_weight * rows", "mass = text + 0 * rows"),
+        ("a part divides by its own tokens", GESTALT + "::test_order_and_micro_batches_change_nothing",
+         "share = 1 / mass[self.steps_of_labels(batch)]", "share = 1 / mass[self.steps_of_labels(batch)] * (text.sum() / len(batch.tokens))"),
+        ("micro-batches share their masks", GESTALT + "::test_masks_are_a_function_of_the_key_and_the_text",
+         "(batch.key, *batch.documents[:1], *batch.offsets[:1])", "(batch.key,)"),
+        ("recomputation draws other masks", GESTALT + "::test_recomputation_draws_the_same_masks_bit_by_bit",
+         'with drawn(self.key, states[0].device, "chunk", i):', 'with drawn(None, states[0].device, "chunk", i):'),
+        ("nothing is recomputed", GESTALT + "::test_memory_grows_by_inputs_of_steps_alone_with_recomputation",
+         "if self.network.recompute and torch", "if not self.network.recompute and torch"),
+        ("[EOS] has no logit", GESTALT + "::test_a_boundary_has_a_probability_and_a_beginning_has_none",
+         'boundary_logits == "all" else 1)]', 'boundary_logits == "all" else 0)]'),
+        ("rows are read in the order of their length", GESTALT + "::test_two_packed_phases_are_the_sentence_loop",
+         "return hidden[layout.order], lengths[sentences]", "return hidden, lengths[sentences]"),
+        ("sentences of packed rows run over documents", "documents",
+         "i == 0 or row[i] != row[i - 1]", "i == 0"),
+    ],
+    "networks/gestalt_blocks.py": [
+        ("the bias is added where nothing is remembered", GESTALT + "::test_an_empty_memory_adds_exactly_nothing",
+         "dropped(read.masked_fill(~filled, 0.0), drop)", "dropped(read, drop)"),
+        ("the gate is missing", PARITY + "::test_forward",
+         "read = self.gate(self.output(y.transpose(1, 2).flatten(-2)))", "read = self.output(y.transpose(1, 2).flatten(-2))"),
+        ("ranks are not of length one", GESTALT + "::test_ranks_have_the_length_of_a_thought",
+         "(table / (width / 2) ** 0.5).float()", "table.float()"),
+        ("ranks have halves in place of turns", PARITY + "::test_tables_of_ranks",
+         "torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)", "torch.cat((angle.sin(), angle.cos()), dim=-1)"),
+    ],
+    "networks/gestalt_layout.py": [
+        ("ranks stand in values too", GESTALT + "::test_ranks_stand_in_keys_alone",
+         "k = k + ranks[: k.shape[1]]", "k, v = k + ranks[: k.shape[1]], v + ranks[: k.shape[1]]"),
+        ("ranks count from the newest", PARITY + "::test_forward",
+         "k = k + ranks[: k.shape[1]]", "k = k + ranks[: k.shape[1]].flip(0)"),
+        ("memory forgets the newest first", GESTALT + "::test_memory_is_first_in_first_out",
+         "begins[t - n : t]", "begins[:n]"),
+    ],
+    "networks/gestalt_session.py": [
+        ("a full sentence stays open", GESTALT + "::test_rows_stand_at_different_sentences_and_full_ones_are_closed",
+         "self.slots[row] - 1 == cap]", "self.slots[row] - 1 == cap + 1]"),
+        ("a full sentence of a prompt is closed twice", GESTALT + "::test_a_sentence_that_is_full_is_not_closed_twice",
+         "elif full:  # closed already", "elif False:"),
+        ("memory of a session drops the newest", GESTALT + "::test_a_session_closes_sentences_where_it_is_told_to",
+         "older[full].roll(-1, dims=1)", "older[full]"),
+        ("forks share their open sentence", "fork",
+         "other.own = {layer: kv.clone() for layer, kv in self.own.items()}", "other.own = self.own"),
+    ],
+    "networks/gestalt_cost.py": [
+        ("[EOS] is paid for in all blocks", GESTALT + "::test_flops_of_a_stream",
+         "(p - S) * self.upper.work", "p * self.upper.work"),
+    ],
+    "generation/generate.py": [
+        ("sentence ends are yielded as text", GESTALT + "::test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end",
+         "if drawn[row] < network.vocabulary:", "if True:"),
+    ],
+}
