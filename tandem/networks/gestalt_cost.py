@@ -56,9 +56,7 @@ class GestaltCost(Cost):
             selfs = [layer for layer in of if hasattr(network.stack[layer], "qkv")]
             crosses = network.reads_memory(of)
             asking = len(of) if c.blocks in ("self_then_cross", "parallel") else len(crosses)
-            return Layers(
-                (4 * len(selfs) + 2 * asking) * C**2 + len(of) * mlp_work(c), len(selfs), len(crosses)
-            )
+            return Layers((4 * len(selfs) + 2 * asking) * C**2 + len(of) * mlp_work(c), len(selfs), len(crosses))
 
         lower, upper = layers(range(network.depth_of_thought)), layers(range(network.depth_of_thought, depth))
         found = cls(

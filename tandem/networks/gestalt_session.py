@@ -37,6 +37,8 @@ class GestaltSession:
     def __init__(self, network: "Gestalt", rows: int):
         self.network, self.rows = network, rows
         self.held, self.slots, self.known = (np.zeros(rows, np.int64) for _ in range(3))
+        self.seeds: list[Tensor | None] = [None] * rows
+        """The last thought of each row."""
         self.forced = 0
         """Sentences that were closed because they were full."""
         self.own: dict[int, Tensor] = {}
@@ -74,8 +76,6 @@ class GestaltSession:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         logits = None
-        for column in tokens.reshape(self.rows, -1).tolist():
-            assert column
         for column in tokens.reshape(self.rows, -1).T.tolist():
             logits = self._one_each(column, logits)
         assert logits is not None
@@ -99,7 +99,7 @@ class GestaltSession:
     # ---- sentences --------------------------------------------------------------------------------------------------
 
     def _fronts(self, rows: Sequence[int]) -> list[Tensor]:
-        """What the next sentence of each row starts with: its thoughts where they are in context, then seed or [BOS]."""
+        """What the next sentence of each row starts with: thoughts that are in context, then seed or [BOS]."""
         network = self.network
         begin = network.table.weight[network.begin][None]
         fronts = []
@@ -110,13 +110,6 @@ class GestaltSession:
             seed = self.seeds[row][None] if network.config.seed and self.seeds[row] is not None else begin
             fronts.append(torch.cat((slots.to(begin.dtype), seed.to(begin.dtype))))
         return fronts
-
-    @property
-    def seeds(self) -> list[Tensor | None]:
-        """The last thought of each row, until its next sentence begins."""
-        if not hasattr(self, "_seeds"):
-            self._seeds: list[Tensor | None] = [None] * self.rows
-        return self._seeds
 
     def _close(self, rows: list[int], sentences: list[list[int]] | None) -> None:
         """Reads whole sentences, or the ends of the open ones, up to the thought, and keeps it."""
@@ -191,7 +184,7 @@ class GestaltSession:
         other.held, other.slots, other.known = self.held.copy(), self.slots.copy(), self.known.copy()
         other.own = {layer: kv.clone() for layer, kv in self.own.items()}
         other.thoughts = dict(self.thoughts)
-        other._seeds = list(self.seeds)
+        other.seeds = list(self.seeds)
         return other
 
     @property

@@ -130,7 +130,9 @@ def _call(tile: Tile, q: Tensor, k: Tensor, v: Tensor, scale, return_lse, dropou
         )
     else:
         grouped = q.shape[1] != k.shape[1]
-        outputs = [F.scaled_dot_product_attention(q, k, v, mask, dropout, tile.is_causal, scale=scale, enable_gqa=grouped)]
+        outputs = [
+            F.scaled_dot_product_attention(q, k, v, mask, dropout, tile.is_causal, scale=scale, enable_gqa=grouped)
+        ]
     if tile.empty is None:
         return outputs
     y, *lse = outputs

@@ -22,6 +22,7 @@ from tandem.testing.gestalt_loop import literal_loss, literal_sentence
 RAGGED = [[3, 1, 5, 2, 7, 4, 2], [2, 6, 3], [4], [1, 1, 7, 3, 2]]
 KINDS = ["alternate", "self_then_cross", "parallel", "self"]
 SOME = GestaltDropout(residual=0.1, attention=0.2, token=0.3, thought=0.15)
+PAPER = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned"}
 NONE = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
 
 
@@ -161,7 +162,8 @@ def later_loss_by_first_thought(network, lengths):
     batch, told = streams([lengths]), []
     network.thought.register_forward_hook(lambda module, args, out: told.append(out[0]))
     hidden, _ = network(network.embed(batch.tokens), batch)
-    last = torch.nn.functional.cross_entropy(hidden[0][-lengths[-1] - 1 :] @ network.head.T, batch.targets[0][-lengths[-1] - 1 :])
+    own = slice(-lengths[-1] - 1, None)
+    last = torch.nn.functional.cross_entropy(hidden[0][own] @ network.head.T, batch.targets[0][own])
     (grad,) = torch.autograd.grad(last, told[0], allow_unused=True)
     return 0.0 if grad is None else grad.norm().item()
 
@@ -184,7 +186,8 @@ def read_by(network, layer, thoughts):
     """What cross-attention of a layer reads of thoughts (F, C), oldest first, by random queries."""
     from tandem.networks.gestalt_layout import Layout, PackedReader
 
-    layout = Layout([[2] * (len(thoughts) + 1)], memory=network.config.memory, in_context=False, recurrent=True, device="cpu")
+    lengths, memory = [[2] * (len(thoughts) + 1)], network.config.memory
+    layout = Layout(lengths, memory=memory, in_context=False, recurrent=True, device="cpu")
     reader = PackedReader(layout.steps[-1], None, 0.0)
     projected = network.stack[layer].memory.project(thoughts)[None]
     reader.thoughts[layer] = projected, network.ranks([layer], thoughts)[layer]
@@ -213,8 +216,6 @@ def test_ranks_have_the_length_of_a_thought():
 def test_an_empty_memory_adds_exactly_nothing():
     """Also of one row beside rows that remember: bias, gate and all."""
     network = build(bias=True)
-    added = []
-    network.stack[1].memory.register_forward_hook(lambda m, args, out: added.append(out))
     block = network.stack[3]
     finish, seen = type(block).finish, []
 
@@ -246,12 +247,10 @@ def test_memory_is_first_in_first_out():
 def test_exchanged_memories_change_scores_and_only_of_those_who_read_them():
     network = build(seed=False)
     batch = streams([[4, 4, 4], [4, 4, 4]])
-    swapped = replace(batch, tokens=batch.tokens.view(2, 3, 4)[[1, 0]].clone().flatten())
     mixed = batch.tokens.view(2, 3, 4).clone()
     mixed[:, 0] = mixed[[1, 0], 0]
     scores, other = (network.score(replace(batch, tokens=x)).view(2, 3, 5) for x in (batch.tokens, mixed.flatten()))
     assert (scores[:, 1:] - other[:, 1:]).abs().min() > 0
-    del swapped
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -336,7 +335,7 @@ def test_scores_depend_on_earlier_sentences_and_never_on_later_ones():
     nll = network.score(batch, x)[0]
     label = 0
     for t, n in enumerate(batch.lengths[0]):
-        for place in range(n + 1):
+        for _ in range(n + 1):
             (grad,) = torch.autograd.grad(nll[label], x, retain_graph=True)
             seen = grad.abs().amax(-1) > 0
             before = label - t  # tokens before this label
@@ -448,7 +447,8 @@ def test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end():
     network.session = lambda rows: session
     step = session.step
     session.step = lambda tokens: (closed.append(tokens.item() == network.end), step(tokens))[1]
-    drawn = list(generate(network, [[5, 2]], row_generators(0, 1), sampler=Sampler(Sampler.Config()), max_tokens=40, stop=EOS))
+    options = {"sampler": Sampler(Sampler.Config()), "max_tokens": 40, "stop": EOS}
+    drawn = list(generate(network, [[5, 2]], row_generators(0, 1), **options))
     assert any(closed) and all(token < VOCABULARY for _, token in drawn)
     assert len(drawn) == 40 or drawn[-1][1] == EOS
 
@@ -457,7 +457,7 @@ def test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end():
 
 
 def paper(**settings):
-    given = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "depth": 12, "width": 768, "heads": 12}
+    given = {**PAPER, "depth": 12, "width": 768, "heads": 12}
     with torch.device("meta"):
         return Gestalt(Gestalt.Config(**given | settings), 50_257, 1024)
 
@@ -477,7 +477,11 @@ def test_parameters_of_the_width_sweep(width, heads, gelu, swiglu):
 
 @pytest.mark.parametrize(
     ("blocks", "gelu", "swiglu"),
-    [("self_then_cross", 114_014_988, 114_027_276), ("parallel", 114_014_988, 114_027_276), ("self", 85_648_128, 85_660_416)],
+    [
+        ("self_then_cross", 114_014_988, 114_027_276),
+        ("parallel", 114_014_988, 114_027_276),
+        ("self", 85_648_128, 85_660_416),
+    ],
 )
 def test_parameters_of_the_variants(blocks, gelu, swiglu):
     for mlp, inner, expected in (("gelu", None, gelu), ("swiglu", 2048, swiglu)):
@@ -503,7 +507,7 @@ FLOPS = [(48, 1, 2_126_863_872, 12_852_296_352), (96, 2, 4_740_691_968, 28_626_3
 
 def cost_of(**settings):
     """With a softmax of 50,304 ids."""
-    given = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "depth": 12, "width": 768, "heads": 12}
+    given = {**PAPER, "depth": 12, "width": 768, "heads": 12}
     with torch.device("meta"):
         return Gestalt(Gestalt.Config(**given | settings), 50_303, 1024).cost()
 

@@ -23,8 +23,8 @@ LOGITS, THOUGHTS, LOSS, GRADIENT, WEIGHTS, MEAN, RATE = 1e-4, 1e-5, 1e-4, 1e-4, 
 OF_BASE = ("base", "static_bos", "detach", "no_memory", "no_memory_static_bos", "srep_last", "srep_idx2", "padded")
 OWN = ("blocks_sc", "blocks_p", "gelu", "in_context")
 DROPPED = ("token_dropout1", "srep_dropout1")
-LEFT_OUT = ("blocks_cs", "seed_detach", "window0", "window2", "no_key_pos", "key_pos_weight", "mean_pool", "head_depth2",
-            "memory_dropout1", "no_eos", "no_eos_first")  # fmt: skip
+LEFT_OUT = ("blocks_cs", "seed_detach", "window0", "window2", "no_key_pos", "key_pos_weight", "mean_pool",
+            "head_depth2", "memory_dropout1", "no_eos", "no_eos_first")  # fmt: skip
 LINEAR = {"weight", "bias"}
 
 
@@ -94,9 +94,7 @@ def pairs_of_names(weights):
     plain = [(f"{o}.{kind}", [f"{t}.{kind}"]) for t, o in NAMES.items() for kind in LINEAR]
     for i in range(1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))):
         own, block = f"stack.{i}.", f"blocks.{i}."
-        plain += [
-            (f"{own}{o}.{k}", [f"{block}{t}.{k}"]) for t, o in (PARTS | SELF | CROSS).items() for k in LINEAR
-        ]
+        plain += [(f"{own}{o}.{k}", [f"{block}{t}.{k}"]) for t, o in (PARTS | SELF | CROSS).items() for k in LINEAR]
         plain += [(f"{own}qkv.{k}", [f"{block}self_attn.{x}.{k}" for x in "qkv"]) for k in LINEAR]
         plain += [(f"{own}memory.kv.{k}", [f"{block}cross_attn.{x}.{k}" for x in "kv"]) for k in LINEAR]
         plain += [(f"{own}memory.gate.weight", [f"{block}gate"])]
@@ -231,10 +229,8 @@ def test_forward(base, name):
 def of_step(layout, t):
     """(streams, step) of the thoughts of a step that a next sentence reads, in their order."""
     of = layout.sentences[t][: layout.goes_on[t]]
-    streams = torch.tensor([int((layout.first <= sentence).sum()) - 1 for sentence in of], dtype=torch.long)
-    # streams without a sentence begin where the next one does
-    streams = torch.tensor([next(i for i in range(len(layout.counts)) if layout.first[i] <= sentence
-                                 < layout.first[i] + layout.counts[i]) for sentence in of], dtype=torch.long)  # fmt: skip
+    ends = layout.first + layout.counts
+    streams = torch.tensor([int(((layout.first <= s) & (s < ends)).nonzero()[0][0]) for s in of], dtype=torch.long)
     return streams, torch.full_like(streams, t)
 
 
@@ -294,7 +290,7 @@ def test_states_after_every_block(base):
     for layer, block in enumerate(network.stack):
         block.register_forward_hook(lambda module, args, out, layer=layer: told[layer].append(out[0]))
     _, _, _, layout = seen(network, batch)
-    s, t = sentences(batch)
+    s, _ = sentences(batch)
     for step in (0, 5):
         of = torch.from_numpy(layout.sentences[step])
         for layer in range(cfg["N"]):
