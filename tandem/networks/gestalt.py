@@ -24,6 +24,7 @@ Letters: B streams, N tokens of a batch, q labels (N and an end for each sentenc
 step, C width, M memory slots, V vocabulary; [EOS] ends a sentence (id V), [BOS] is id V + 1.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self
