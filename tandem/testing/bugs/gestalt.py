@@ -19,7 +19,7 @@ BUGS = {
         ("document ends are down-weighted",
          GESTALT + "::test_sentence_ends_weigh_what_they_should_and_document_ends_count_in_full",
          "targets, is_end = batch.targets[0], batch.targets[0] == self.end",
-         "targets, is_end = batch.targets[0], (batch.targets[0] == self.end) | (batch.targets[0] == batch.document_end)"),
+         "targets, is_end = batch.targets[0], (batch.targets[0] == self.end) | (batch.targets[0] == batch.document_end)"),  # noqa: E501
         ("sentence ends are left out of the sum of weights",
          GESTALT + "::test_sentence_ends_weigh_what_they_should_and_document_ends_count_in_full",
          "mass = text + batch.end_weight * rows", "mass = text + 0 * rows"),
