@@ -20,7 +20,7 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
-from tandem.corpus import SUBSET, Corpus, Order, prepare
+from tandem.corpus import SUBSET, Corpus, Order, prepare, sentences_of
 from tandem.evaluation.likelihood import Likelihood
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
@@ -91,7 +91,11 @@ def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
     """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
     with progress_bar("preparing text", DownloadColumn(), console) as progress:
         corpus = prepare(recipe.corpus, progress)
-    text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
+    texts = text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
+    if recipe.choice("network").reads_sentences:
+        for store in (corpus.train, corpus.validation, *texts.values()):
+            with progress_bar("finding sentences", TaskProgressColumn(), console) as progress:
+                sentences_of(store, progress)
     return corpus
 
 
@@ -223,6 +227,7 @@ def by_document(found: Likelihood) -> bytes:
         nats=found.nats_by_document,
         document_tokens=found.tokens_by_document,
         document_bytes=found.bytes_by_document,
+        end_nats=found.end_nats_by_document,
     )
     return file.getvalue()
 
@@ -255,7 +260,13 @@ def as_record(found: Likelihood) -> dict[str, Any]:
         "tokens": found.tokens,
         "bytes": found.bytes,
         "documents": found.documents,
+        **({} if found.nll_paper is None else told_boundaries(found)),
     }
+
+
+def told_boundaries(found: Likelihood) -> dict[str, Any]:
+    """What sentence boundaries were worth to a network that is told of them."""
+    return {"nats_per_token_with_boundaries": found.nll_with_boundaries, "nats_per_token_as_published": found.nll_paper}
 
 
 def noted(note: str, words: str) -> str:
@@ -264,8 +275,11 @@ def noted(note: str, words: str) -> str:
 
 
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
+    paid = judged.get("nats_per_token_with_boundaries")
     return (
-        f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
+        f"{judged['nats_per_token']:.3f} nats/token"
+        + (f" ({paid:.3f} with the sentence boundaries paid for)" if paid else "")
+        + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )
 

@@ -56,6 +56,8 @@ class Result:
     """(D,) scored tokens."""
     document_bytes: np.ndarray
     """(D,) bytes of the scored tokens' text."""
+    end_nats: np.ndarray
+    """(D,) nats of sentence ends, float64; 0 for a network that is not told of them."""
     curve: list[Point]
     """By step, the end included; on the way over part of the documents (`evaluation.documents`)."""
     decoding: Decoding
@@ -72,6 +74,11 @@ class Result:
     def bits_per_byte(self) -> float:
         return float(self.nats.sum() / np.log(2) / self.document_bytes.sum())
 
+    @property
+    def nats_with_boundaries(self) -> float:
+        """Nats of text and sentence ends per token of text."""
+        return float((self.nats + self.end_nats).sum() / self.document_tokens.sum())
+
     def as_numbers(self) -> dict[str, Any]:
         """What a line of results.jsonl holds: sums over documents in place of the arrays, no texts."""
         kept = ("arm", "seed", "lr", "trial", "steps", "tokens", "flops", "training_seconds", "evaluation_seconds")
@@ -83,6 +90,7 @@ class Result:
             "scored": {
                 "documents": len(self.documents),
                 "nats": float(self.nats.sum()),
+                "end_nats": float(self.end_nats.sum()),
                 "tokens": int(self.document_tokens.sum()),
                 "bytes": int(self.document_bytes.sum()),
             },

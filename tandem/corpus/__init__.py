@@ -8,11 +8,13 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
+from tandem.corpus.boundary_rows import BoundaryBatch, BoundaryRows, scoring_boundary_rows
 from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.partition import prompt_blocks
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
-from tandem.corpus.sentences import Segmentation, Sentences, segment
+from tandem.corpus.sentences import Segmentation, Sentences, segment, sentences_of
 from tandem.corpus.store import Store
+from tandem.corpus.streams import SentenceStreams, StreamBatch, Streams, scoring_streams
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
 from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
 
@@ -21,21 +23,29 @@ __all__ = [
     "SUBSET",
     "BagRows",
     "Batch",
+    "BoundaryBatch",
+    "BoundaryRows",
     "Corpus",
     "FoldedRows",
     "Order",
     "PackedRows",
     "ScoringBatch",
     "Segmentation",
+    "SentenceStreams",
     "Sentences",
     "Store",
+    "StreamBatch",
+    "Streams",
     "Tokenizer",
     "View",
     "load_tokenizer",
     "prepare",
     "prepare_texts",
     "prompt_blocks",
+    "scoring_boundary_rows",
     "scoring_rows",
+    "scoring_streams",
     "segment",
+    "sentences_of",
     "shuffled",
 ]

@@ -127,7 +127,7 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
         if is_new:
             tokenizer = tokenizer or Tokenizer.train(_sample(parts, shares, progress), config.vocabulary or 0)
             write(folder, parts, shares, tokenizer, progress)
-    return Corpus(*_opened(folder, SIDES))
+    return Corpus(*_opened(folder, SIDES, config.sentences))
 
 
 def prepare_texts(
@@ -147,7 +147,7 @@ def prepare_texts(
     with _unprepared(folder, parts) as is_new:
         if is_new:
             write(folder, parts, {}, tokenizer, progress, ("validation",), key)
-    return _opened(folder, ("validation",))[0]
+    return _opened(folder, ("validation",), config.sentences)[0]
 
 
 def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
@@ -170,9 +170,9 @@ def _unprepared(folder: Path, parts: list[Part]) -> Iterator[bool]:
         yield is_new
 
 
-def _opened(folder: Path, sides: Sequence[str]) -> list[Store]:
+def _opened(folder: Path, sides: Sequence[str], sentences: Segmentation | None) -> list[Store]:
     try:
-        return [Store(folder / side) for side in sides]
+        return [Store(folder / side, sentences) for side in sides]
     except UserError as error:
         raise UserError(f"{error}; delete {folder} and prepare the corpus again") from error
 

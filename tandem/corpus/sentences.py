@@ -101,6 +101,7 @@ class Sentences:
     Attributes:
         starts: (S,) int64, where each sentence starts in the tokens of the store; it ends where the next one starts.
         firsts: (D + 1,) int64, the first sentence of each document: those of i are firsts[i] .. firsts[i + 1] - 1.
+        cap: most tokens of a sentence.
     """
 
     def __init__(self, store: Store, folder: Path):
@@ -110,6 +111,8 @@ class Sentences:
             raise UserError(
                 f"{path} does not hold the {self.manifest.sentences} sentences of its manifest; delete {folder}"
             )
+        made = self.manifest.segmentation
+        self.cap: int = made["cap"] or made["every"] + 1  # the document end joins the last span
         self.starts = np.memmap(path, np.int64, mode="r")
         self.firsts = np.searchsorted(self.starts, store.offsets)
         self._store = store
@@ -140,6 +143,13 @@ def segment(
             if not folder.exists():
                 _write(folder, store, config, version, progress)
     return Sentences(store, folder)
+
+
+def sentences_of(store: Store, progress: Callable[[int, int], object] = lambda done, total: None) -> Sentences:
+    """The segmentation of a store that its corpus names, as `segment` gives it; opened once."""
+    if store.sentences is None:
+        store.sentences = segment(store, store.segmentation or Segmentation(), progress)
+    return store.sentences
 
 
 def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:

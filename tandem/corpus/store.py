@@ -17,6 +17,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -62,12 +63,15 @@ class Store:
         given: where sentences start in `tokens`, if the texts came as lists of sentences; else empty.
         vocabulary: number of ids that a document can contain, `eos` included.
         fingerprint: the same for equal contents wherever they were prepared.
+        segmentation: how its documents are cut into sentences, where they are (sentences.py); None: by the defaults.
 
     Raises: UserError if the folder is no store, is of another format, or a file does not fit the manifest.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, segmentation: Any = None):
+        self.folder, self.segmentation = folder, segmentation
+        self.sentences: Any = None
+        """Once they are asked for."""
         try:
             self.manifest = manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
             tokenizer = content_hash((folder / "tokenizer.json").read_bytes())

@@ -86,6 +86,17 @@ class PackedRows:
         other.begin = begin
         return other
 
+    def of_run(self, steps: int) -> "PackedRows":
+        """For a run of so many steps; nothing here depends on it."""
+        return self
+
+    def require(self) -> None:
+        """Raises: UserError where the run could not be read so; rows always can."""
+
+    @property
+    def words(self) -> str:
+        return f"packed rows of {self.context}"
+
     def read(self, step: int) -> int:
         return self.begin + step * self.rows * self.context
 
@@ -109,7 +120,11 @@ def equal_part(rows: int, parts: int) -> int:
 
 @dataclass(frozen=True)
 class ScoringBatch:
-    """A batch and whose targets it asks: `document` and `index` are (B, T) int64, -1 where nothing is asked."""
+    """A batch and whose targets it asks: `document` and `index` are (B, T) int64, -1 where nothing is asked.
+
+    A network that is told where sentences end is asked for that, too (`document` is that of the sentence, `index` is
+    -1), and for the first token of a document (`index` is 0).
+    """
 
     batch: Batch
     document: Tensor
@@ -125,7 +140,7 @@ def scoring_rows(
     has min(index, context / 2) tokens before it or more. Windows go into the first row of the batch with room for
     them, each with its own `starts`; what is left of a row holds the document end, which asks and is told nothing.
     """
-    for placed in _placed(_windows(store, context, documents), context, rows):
+    for placed in placed_windows(windows(store, context, documents), context, rows):
         height = 1 + max(row for row, *_ in placed)
         tokens, targets = np.full((height, context), store.eos), np.full((height, context), IGNORE)
         starts = np.tile(np.arange(context), (height, 1))
@@ -141,7 +156,7 @@ def scoring_rows(
         yield ScoringBatch(batch, torch.from_numpy(document), torch.from_numpy(index))
 
 
-def _windows(store: Store, context: int, documents: Iterable[int] | None) -> Iterator[tuple[int, int, int, int]]:
+def windows(store: Store, context: int, documents: Iterable[int] | None) -> Iterator[tuple[int, int, int, int]]:
     """Yields (document, first, last, asked): inputs first .. last-1, of which those from `asked` on are asked."""
     for i in range(len(store)) if documents is None else documents:
         end, first, last = int(store.lengths[i]) - 1, 0, 0  # the document end is asked for, never read
@@ -151,7 +166,7 @@ def _windows(store: Store, context: int, documents: Iterable[int] | None) -> Ite
             first += max(1, context // 2)
 
 
-def _placed(windows, context: int, rows: int) -> Iterator[list[tuple[int, int, tuple[int, int, int, int]]]]:
+def placed_windows(windows, context: int, rows: int) -> Iterator[list[tuple[int, int, tuple[int, int, int, int]]]]:
     """Yields for each batch its windows with their place: (row, column, window)."""
     placed, used = [], np.zeros(rows, int)
     for window in windows:

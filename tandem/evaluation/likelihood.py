@@ -8,6 +8,16 @@ Only this number is compared between methods. Scored are tokens 2 to last of eve
 
 A document longer than the context is read in windows that overlap by half, each token scored once. Scores are float32,
 autocast or not; sums are float64 and by document, so that two methods can be compared document by document.
+
+A network that is told where sentences end knows more than the text up to a token. So its sentence ends are counted
+apart, and three numbers tell what the text costs it:
+
+    nll                   the list above, sentence ends known for nothing
+    nll_with_boundaries   the list and every sentence end but the last of a document (behind the document end it is
+                          certain), by as many tokens: an upper bound of -log p(text), which any other network's is, too
+    nll_paper             tokens 1 to last without the document end, by their number, as Thought Gestalt counts
+
+A gain over a network without boundaries counts only if it holds in the second.
 """
 
 import math
@@ -19,7 +29,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import SUBSET, Store, scoring_rows, shuffled
+from tandem.corpus import SUBSET, Store, shuffled
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 
@@ -56,6 +66,10 @@ class Likelihood:
     nats_by_document: np.ndarray
     tokens_by_document: np.ndarray
     bytes_by_document: np.ndarray
+    end_nats_by_document: np.ndarray
+    """Of sentence ends; 0 for a network without."""
+    text_nats_by_document: np.ndarray
+    """Of all tokens of the text, the first included, the document end not; NaN for a network that asks no first."""
 
     @property
     def nats(self) -> float:
@@ -78,6 +92,17 @@ class Likelihood:
     def nll(self) -> float:
         """Nats per token."""
         return self.nats / self.tokens
+
+    @property
+    def nll_with_boundaries(self) -> float:
+        """Nats of text and sentence ends, per token."""
+        return (self.nats + float(self.end_nats_by_document.sum())) / self.tokens
+
+    @property
+    def nll_paper(self) -> float | None:
+        """Nats per token of the text, of which there are as many as are scored; None where the first is not asked."""
+        nats = float(self.text_nats_by_document.sum())
+        return None if math.isnan(nats) else nats / self.tokens
 
     @property
     def perplexity(self) -> float:
@@ -114,20 +139,26 @@ def likelihood(
     order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
     tokens = store.lengths[order] - 1
-    nats, size, place = np.zeros(len(order)), np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
+    size, place = np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
+    nats, ends, firsts, lasts = np.zeros((4, len(order)))
     place[order] = np.arange(len(order))
-    device, done = network.head.device, 0
-    for scoring in scoring_rows(store, context, rows, order.tolist()):
+    device, done, starts_anywhere = network.head.device, 0, False
+    for scoring in network.scoring(store, context, rows, order.tolist()):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             nll = network.score(scoring.batch.to(device)).cpu().numpy()
         asked = scoring.document.numpy() >= 0
-        document = scoring.document.numpy()[asked]
-        np.add.at(nats, place[document], nll[asked])
-        np.add.at(size, place[document], store.token_bytes[store.offsets[document] + scoring.index.numpy()[asked]])
-        done += len(document)
+        document, index, nll = scoring.document.numpy()[asked], scoring.index.numpy()[asked], nll[asked]
+        last = store.lengths[document] - 1
+        for sums, chosen in ((nats, index > 0), (ends, index < 0), (firsts, index == 0), (lasts, index == last)):
+            np.add.at(sums, place[document[chosen]], nll[chosen])
+        counted = index > 0
+        np.add.at(size, place[document[counted]], store.token_bytes[store.offsets[document] + index][counted])
+        starts_anywhere |= bool((index == 0).any())
+        done += int(counted.sum())
         progress(done, int(tokens.sum()))
     assert done == tokens.sum(), "every token is scored once"
-    return Likelihood(order, nats, tokens, size)
+    text = nats + firsts - lasts if starts_anywhere else np.full(len(order), np.nan)
+    return Likelihood(order, nats, tokens, size, ends, text)
 
 
 def joined(parts: Sequence[Likelihood]) -> Likelihood:

@@ -7,6 +7,7 @@ One multiply-add is two FLOPs; training is three times the forward for matrix pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Cost:
     prefill_linear: int | None = None
     prefill_pairs: Callable[[int], int] | None = None
     held_back: bool = False
+
+    once: ClassVar[int | property] = 0
 
     @property
     def total_parameters(self) -> int:

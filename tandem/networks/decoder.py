@@ -160,7 +160,7 @@ class Decoder(Network):
         return Cost(
             parameters=self.parameters_by_role(),
             linear=c.depth * linear_work(c),
-            head=self.vocabulary * c.width,
+            head=len(self.head) * c.width,
             pair=c.depth * c.heads * c.head_width,
             pairs=pairs,
             keys=lambda n: read(n) + 1,

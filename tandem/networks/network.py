@@ -13,13 +13,13 @@ Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from tandem.corpus import Batch
+from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
@@ -61,6 +61,8 @@ class Network(nn.Module):
     Config: ClassVar[Any]
     tokens_only: ClassVar[str] = ""
     """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
+    reads_sentences: ClassVar[bool] = False
+    """Whether it asks a store for its sentences."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
@@ -79,6 +81,20 @@ class Network(nn.Module):
         """(settings near `config` at which this is the plain decoder, that decoder's settings, own parameter
         name -> the decoder's, None where it has none)."""
         raise NotImplementedError
+
+    def view(self, store: Store, seed: int, rows: int, context: int) -> Any:
+        """How it reads a store in training, `rows` x `context` tokens of text a step."""
+        return PackedRows(store, seed, rows, context)
+
+    def scoring(
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+    ) -> Iterator[ScoringBatch]:
+        """How it reads documents to score them; `score` has the shape of `document` and `index`."""
+        return scoring_rows(store, context, rows, documents)
+
+    def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """What a session's prompt is for a text."""
+        return tokenizer.encode(text).tolist()
 
     @property
     def longest(self) -> int | None:
@@ -115,6 +131,16 @@ class Network(nn.Module):
         raise NotImplementedError
 
     @property
+    def shards(self) -> Sequence[nn.Module]:
+        """The units whose weights are gathered when they are called, where weights are cut over processes; what is
+        left over is gathered for the whole pass."""
+        return list(self.blocks)
+
+    def as_plain(self, batch: Batch) -> Batch:
+        """What the plain decoder reads in place of a batch, where this network's settings make it that decoder."""
+        return batch
+
+    @property
     def terms(self) -> dict[str, float]:
         """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
         moe = getattr(self.config, "moe", None)
@@ -140,6 +166,11 @@ class Network(nn.Module):
                 loss = loss + weight / max(1, counts[name]) * extra[name]
             sums = sums | {name: extra[name].detach()}
         return loss, sums
+
+    def asked(self, hidden: Tensor, batch: Any, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A batch's share of the step's mean, asked for the next token, and its sums by name; `counts` are totals."""
+        loss, sums = self.nll(hidden, batch.targets)
+        return loss / max(1, counts["nll"]), {"nll": sums[0]}
 
     def nll(
         self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False

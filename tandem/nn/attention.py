@@ -110,10 +110,12 @@ class Plan:
         """Query-key pairs per head that the tiled backend visits, summed over rows; needed are (hi - lo).sum()."""
         return sum(strip.pairs for strip in self.tiles.strips)
 
-    def choose(self, q: Tensor, return_lse: bool) -> Backend:
+    def choose(self, q: Tensor, return_lse: bool, dropout: float = 0.0) -> Backend:
         """The backend for these queries; a named one is never replaced."""
-        if self.backend != "auto":
-            return self.backend
+        if dropout and (return_lse or self.backend in ("dense", "flex")):
+            raise ValueError(f"dropout of attention weights is the tiled backend's, without lse; not {self.backend}'s")
+        if self.backend != "auto" or dropout:
+            return "tiled" if dropout else self.backend
         # FlexAttention has no float64 and no narrow heads, and for a few queries one plain call is cheaper.
         suits_flex = q.dtype != torch.float64 and q.shape[2] > 16 and q.shape[3] >= 16 and any(self.keys)
         if q.is_cuda and suits_flex:
@@ -191,6 +193,7 @@ def attend(
     backend: Backend = "auto",
     scale: float | None = None,
     return_lse: bool = False,
+    dropout: float = 0.0,
 ) -> Any:
     """One softmax over the union of what each source lets each query read.
 
@@ -204,6 +207,7 @@ def attend(
         backend: see `plan_attention`; with a plan, the plan's.
         scale: in place of 1/sqrt(D).
         return_lse: also return the log-sum-exp of the scores, without gradient; -inf where nothing is read.
+        dropout: rate at which weights are set to 0, the others scaled up; tiled only.
     Returns: y like q, and with `return_lse` (y, lse), lse (B, H, T) per group. A query that may read nothing gets
         exactly zero, forward and backward.
     Raises: ValueError for shapes that do not fit, and where a named backend cannot do what is asked of it.
@@ -216,11 +220,14 @@ def attend(
     elif backend not in ("auto", plan.backend):
         raise ValueError(f"backend {backend!r} with a plan for {plan.backend!r}; name it in plan_attention")
     _check_tensors(queries, sources, plan)
-    chosen = plan.choose(queries[0], return_lse)
+    chosen = plan.choose(queries[0], return_lse, dropout)
     if chosen == "dense":
         return attend_dense(q, sources, scale=scale, return_lse=return_lse)
-    calls = plan.tiles if chosen == "tiled" else plan.blocks
-    ys, lses = calls.run(queries, [s.k for s in sources], [s.v for s in sources], scale, return_lse)
+    keys, values = [s.k for s in sources], [s.v for s in sources]
+    if chosen == "tiled":
+        ys, lses = plan.tiles.run(queries, keys, values, scale, return_lse, dropout)
+    else:
+        ys, lses = plan.blocks.run(queries, keys, values, scale, return_lse)
     if not isinstance(q, tuple):
         return (ys[0], lses[0]) if return_lse else ys[0]
     return (ys, lses) if return_lse else ys

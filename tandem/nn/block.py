@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from tandem.nn.dropout import dropped
 from tandem.nn.init import Linear, Scheme
 from tandem.nn.mlp import MLP, MLPKind, inner_width
 from tandem.nn.moe import Mixture, MixtureConfig, Routing
@@ -117,12 +118,18 @@ class Block(nn.Module):
         self.mlp = Mixture(c.moe, c.width, inner) if c.moe else MLP(c.mlp, c.width, inner, bias=c.bias)
 
     def forward(
-        self, x: Tensor, reader: Reader, asking: slice | None = None, *, tell: Callable[[Routing], object] | None = None
+        self,
+        x: Tensor,
+        reader: Reader,
+        asking: slice | None = None,
+        *,
+        drop: float = 0.0,
+        tell: Callable[[Routing], object] | None = None,
     ) -> Tensor:
         """x (B, T, C) to (B, T, C).
 
-        With `asking`, only those rows go on: the others are read, and that is all. A mixture of experts tells where
-        the tokens went.
+        With `asking`, only those rows go on: the others are read, and that is all. `drop` is the rate of dropout of
+        what is added to x. A mixture of experts tells where the tokens went.
         """
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
@@ -134,9 +141,9 @@ class Block(nn.Module):
             q, k, v = project_apart(self, x, everything, reader.rotation)
         y = reader(self.layer, q, k, v)
         if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on them
-            x = self.add(x, y)
-            return x + self.mlp(self.norm_mlp(x), tell)
-        return finish(self, x, y)
+            x = self.add(x, y, drop)
+            return x + dropped(self.mlp(self.norm_mlp(x), tell), drop)
+        return finish(self, x, y, drop)
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
@@ -163,14 +170,17 @@ class Block(nn.Module):
             q, k = self.norm_q(q.to(asking.dtype)), self.norm_k(k.to(asking.dtype))
         return turned(q, rotation, v.dtype), turned(k, rotation, v.dtype), v.transpose(1, 2)
 
-    def finish(self, x: Tensor, y: Tensor) -> Tensor:
+    def finish(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
-        x = self.add(x, y)
-        return x + self.mlp(self.norm_mlp(x))
+        return self.think(self.add(x, y, drop), drop)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
         """x and what was read."""
-        return x + self.output(y.transpose(1, 2).flatten(-2))
+        return x + dropped(self.output(y.transpose(1, 2).flatten(-2)), drop)
+
+    def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
+        """x and the MLP of it."""
+        return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
 
 
 def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
@@ -180,10 +190,13 @@ def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tens
     return heads.transpose(1, 2).to(dtype)
 
 
-def compile_blocks(blocks: list[Block], backend: str) -> None:
-    """Gives all `blocks` the same compiled graphs: parameters are inputs of the graph, not part of it."""
+def compile_blocks(blocks: list[Block], backend: str, dynamic: bool = False) -> None:
+    """Gives all `blocks` the same compiled graphs: parameters are inputs of the graph, not part of it.
+
+    `dynamic`: for any number of positions, where these differ from call to call.
+    """
     functions = (Block.project, Block.finish, Block.project_apart)
-    kernels = tuple(torch.compile(f, fullgraph=True, dynamic=False, backend=backend) for f in functions)
+    kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in functions)
     for block in blocks:
         block.kernels = kernels
 

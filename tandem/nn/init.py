@@ -4,6 +4,7 @@ A role says how a parameter is drawn, whether it decays, and under what name its
 to the module that holds the parameter, so that no rule has to guess from shapes or names:
 
     embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   norm   bias
+    thought   gate
 
 Schemes: the house's (`normal`) and those that the papers' results were made with.
 """
@@ -20,7 +21,7 @@ Scheme = Literal[
 
 EXPERTS = {"experts", "experts_out"}
 """Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
-HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router"} | EXPERTS
+HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router", "thought"} | EXPERTS
 """Roles of matrices that read hidden states: the wider the network, the more their products add up."""
 DECAYED = HIDDEN | {"embedding", "head"}
 

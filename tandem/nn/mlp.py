@@ -11,6 +11,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tandem.nn.dropout import dropped
 from tandem.nn.init import Linear
 
 MLPKind = Literal["swiglu", "gelu", "gelu_tanh"]
@@ -31,10 +32,10 @@ class MLP(nn.Module):
         self.up = Linear(inputs or width, sum(parts), bias=bias, role="mlp", parts=parts)
         self.down = Linear(inner, width, bias=bias, role="mlp_out")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., C) to (..., C)."""
+    def forward(self, x: Tensor, drop: float = 0.0) -> Tensor:
+        """(..., C) to (..., C); `drop` is the rate of dropout of the inner channels."""
         h = self.up(x)
         if self.kind == "swiglu":
             gate, h = h.chunk(2, dim=-1)
-            return self.down(F.silu(gate) * h)
-        return self.down(F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none"))
+            return self.down(dropped(F.silu(gate) * h, drop))
+        return self.down(dropped(F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none"), drop))

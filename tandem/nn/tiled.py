@@ -106,6 +106,7 @@ class Tiling:
         values: Sequence[Tensor],
         scale: float | None,
         return_lse: bool,
+        dropout: float = 0.0,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every group of queries and, where asked, its log-sum-exp."""
         if return_lse and queries[0].device.type != "cpu":
@@ -113,7 +114,7 @@ class Tiling:
         G, S, rows = len(queries), len(keys), [strip.rows for strip in self.strips]
         shares = zip(*(_split(x, rows, 0) for x in (*queries, *keys, *values)), strict=True)
         results = [
-            _run_strip(strip, share[:G], share[G : G + S], share[G + S :], scale, return_lse)
+            _run_strip(strip, share[:G], share[G : G + S], share[G + S :], scale, return_lse, dropout)
             for strip, share in zip(self.strips, shares, strict=True)
         ]
         # In memory (B, T, H, D), as SDPA leaves it: flattening the heads, which comes next, then copies nothing.
@@ -123,20 +124,23 @@ class Tiling:
         return tuple(outputs[:G]), tuple(outputs[G:])
 
 
-def _run_strip(strip: Strip, queries, keys, values, scale, return_lse) -> list[Tensor]:
+def _run_strip(strip: Strip, queries, keys, values, scale, return_lse, dropout) -> list[Tensor]:
     """Outputs of all groups, then log-sum-exps, each (B, T, H, ..)."""
     k_pieces, v_pieces = ([_split(x, strip.pieces[s], 2) for s, x in enumerate(xs)] for xs in (keys, values))
     lengths = [tile.queries for tile in strip.tiles]
     results = []
     for tile, *q in zip(strip.tiles, *(_split(q, lengths, 2) for q in queries), strict=True):
         k, v = ([x for s, a, b in tile.slices for x in pieces[s][a:b]] for pieces in (k_pieces, v_pieces))
-        outputs = _call(tile, _cat(q, 2), k, v, scale, return_lse) if k else _nothing(_cat(q, 2))
+        asked = (scale, return_lse, dropout)
+        outputs = _call(tile, _cat(q, 2), k, v, *asked) if k else _nothing(_cat(q, 2))
         groups = [tile.queries] * len(q)
         results.append([x for y in outputs[: 1 + return_lse] for x in _split(y.transpose(1, 2), groups, 1)])
     return [_cat(parts, 1) for parts in zip(*results, strict=True)]
 
 
-def _call(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse) -> list[Tensor]:
+def _call(
+    tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse, dropout
+) -> list[Tensor]:
     many = sum(map(Tensor.numel, ks)) > MANY * q.shape[2]
     if len(ks) > 1 and many and q.device.type == "cpu" and not torch.is_grad_enabled():
         return _call_apart(tile, q, ks, vs, scale)
@@ -147,7 +151,9 @@ def _call(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], sca
         )
     else:
         grouped = q.shape[1] != k.shape[1]
-        outputs = [F.scaled_dot_product_attention(q, k, v, mask, 0.0, tile.is_causal, scale=scale, enable_gqa=grouped)]
+        outputs = [
+            F.scaled_dot_product_attention(q, k, v, mask, dropout, tile.is_causal, scale=scale, enable_gqa=grouped)
+        ]
     if tile.empty is None:
         return outputs
     y, *lse = outputs

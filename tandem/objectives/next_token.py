@@ -18,6 +18,9 @@ from tandem.recipe import Settings, register
 class NextToken:
     """Predict every token of a document from those before it; the document end is asked, too."""
 
+    mixes = False
+    """Whether it hands a network other embeddings than those of single tokens."""
+
     class Config(Settings):
         pass
 
@@ -44,5 +47,4 @@ class NextToken:
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         hidden, extra = network(network.embed(batch.tokens), batch)
-        loss, sums = network.nll(hidden, batch.targets)
-        return network.add_extra(loss / max(1, counts["nll"]), {"nll": sums[0]}, extra, counts)
+        return network.add_extra(*network.asked(hidden, batch, counts), extra, counts)

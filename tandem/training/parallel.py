@@ -169,7 +169,7 @@ def wrapped(loss: StepLoss, how: str) -> nn.Module:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         mesh = init_device_mesh(next(loss.parameters()).device.type, (dist.get_world_size(),))
-        for block in loss.network.blocks:
+        for block in loss.network.shards:
             fully_shard(block, mesh=mesh)
         fully_shard(loss, mesh=mesh)
         for module in loss.modules():

@@ -26,7 +26,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
-        f"{len(run.corpus.train):,} documents, packed rows of {batch.context}",
+        f"{len(run.corpus.train):,} documents, {run.rows.of_run(run.steps).words}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",

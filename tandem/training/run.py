@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 
-from tandem.corpus import Corpus, PackedRows
+from tandem.corpus import Corpus
 from tandem.networks.network import Network
 from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
@@ -71,7 +71,7 @@ class Run:
             if fresh:
                 start(self.network, recipe)
             self.objective = recipe.choice("objective")(recipe.objective)
-            self.rows = PackedRows(corpus.train, recipe.seed, batch.rows, batch.context)
+            self.rows = self.network.view(corpus.train, recipe.seed, batch.rows, batch.context)
             self.precision = choose_precision(recipe.training, self.device.value)
             self.cost = self.network.cost()
             budget = recipe.budget
@@ -88,6 +88,8 @@ class Run:
             pace = self.speed.flops / self.speed.step_seconds
             self.steps = self._paid_steps(max(budget.amount, self.speed.step_seconds) * pace, self._flops)
             self.view = self._phases(self.steps)
+        with ranks.together():
+            self.rows.of_run(self.steps).require()
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
         self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
         self.progress = Progress()
@@ -121,7 +123,7 @@ class Run:
         return network
 
     def _phases(self, steps: int) -> Phases:
-        return Phases(self.objective.phases(self.rows, steps))
+        return Phases(self.objective.phases(self.rows.of_run(steps), steps))
 
     def _flops(self, view: Phases, step: int) -> int:
         return view.flops(self.cost, step)

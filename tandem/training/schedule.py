@@ -25,10 +25,10 @@ from tandem.recipe import Recipe, Settings, register
 class _Config(Settings):
     warmup: int | float = Field(0.02, ge=0)
     """Warm-up: steps (an integer) or a share of the run (below 1)."""
-    warmup_from_zero: bool = False
-    """Step k of the warm-up has k / w of the peak: the first update has rate 0."""
     floor: float = Field(0.1, ge=0, le=1)
     """Rate at the end, as a share of the peak."""
+    warmup_from_zero: bool = False
+    """Step k of the warm-up has k / w of the peak: the first update has rate 0; a share w is not rounded to steps."""
 
 
 class Schedule:
@@ -38,11 +38,12 @@ class Schedule:
 
     def __init__(self, config: _Config, steps: int):
         self.config, self.steps = config, steps
-        self.warmup = in_steps(config.warmup, steps)
+        is_share = config.warmup_from_zero and isinstance(config.warmup, float)
+        self.warmup = config.warmup * steps if is_share else in_steps(config.warmup, steps)
 
     def __call__(self, step: int) -> float:
-        warmed = step if self.config.warmup_from_zero else step + 1
-        return min(1.0, warmed / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+        risen = step if self.config.warmup_from_zero else step + 1
+        return min(1.0, risen / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
         raise NotImplementedError

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.corpus import IGNORE, Batch, Order, Store, Tokenizer
+from tandem.corpus import (
+    IGNORE,
+    Batch,
+    Order,
+    Segmentation,
+    Store,
+    Tokenizer,
+    scoring_boundary_rows,
+    scoring_rows,
+    scoring_streams,
+    sentences_of,
+)
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.likelihood import Likelihood, likelihood
 from tandem.networks.decoder import Decoder
@@ -31,9 +42,12 @@ def network():
 class Priced:
     """Stands in for a network: a token costs what its id says, whatever came before it."""
 
-    def __init__(self):
+    def __init__(self, ids=257):
         self.head = torch.zeros(1)
-        self.prices = torch.rand(257, generator=torch.Generator().manual_seed(0)) + 1
+        self.prices = torch.rand(ids, generator=torch.Generator().manual_seed(0)) + 1
+
+    def scoring(self, store, context, rows, documents):
+        return scoring_rows(store, context, rows, documents)
 
     def score(self, batch: Batch):
         return self.prices[batch.targets.clamp_min(0)] * (batch.targets != IGNORE)
@@ -62,7 +76,8 @@ def test_bytes_are_those_of_the_scored_tokens(store):
 
 def test_nats_become_nll_bits_per_byte_and_perplexity():
     ones = np.ones(1, np.int64)
-    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones)
+    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones, np.array([1.5]), np.array([4.5]))
+    assert (found.nll_with_boundaries, found.nll_paper) == (2.5, 1.5)
     assert found.nll == 2.0 and found.perplexity == math.exp(2)
     assert found.bits_per_byte == pytest.approx(6 / math.log(2) / 8, rel=1e-15)
 
@@ -138,3 +153,20 @@ def test_the_halves_for_tuning_and_for_comparison_share_no_document_and_leave_no
     assert halves["comparison"].nats + halves["tuning"].nats == pytest.approx(halves["all"].nats, rel=1e-12)
     part = likelihood(Priced(), store, split="tuning", documents=2, **options)
     assert set(part.order) < set(orders["tuning"])  # on the way, too
+
+
+@pytest.mark.parametrize("scoring", [scoring_streams, scoring_boundary_rows])
+def test_sentence_ends_are_counted_apart(store, scoring):
+    store.segmentation = Segmentation(splitter="every", every=5)
+    network = Priced(259)
+    network.scoring = scoring
+    found, plain = likelihood(network, store, context=24, rows=2), likelihood(Priced(259), store, context=24, rows=2)
+    prices = network.prices.double().numpy()
+    np.testing.assert_allclose(found.nats_by_document, plain.nats_by_document, rtol=1e-12)
+    assert (found.tokens, found.bytes) == (plain.tokens, plain.bytes)
+    ends = [len(sentences_of(store).document(int(i))) - 1 for i in found.order]
+    np.testing.assert_allclose(found.end_nats_by_document, [n * prices[257] for n in ends], rtol=1e-12)
+    text = [prices[store.document(int(i))[:-1].astype(int)].sum() for i in found.order]
+    np.testing.assert_allclose(found.text_nats_by_document, text, rtol=1e-12)
+    assert found.nll_with_boundaries == pytest.approx(found.nll + sum(ends) * prices[257] / found.tokens)
+    assert plain.nll_with_boundaries == plain.nll and plain.nll_paper is None

@@ -1,0 +1,37 @@
+"""Texts at hand, read as a store is: what a probe asks of a network that knows how to read stores.
+
+given = GivenTexts([[[5, 2], [9, 4]]], vocabulary=257)      one text of two sentences, tokens 5 2 9 4
+for scoring in network.scoring(given, context, rows): ...   every token but the first is asked, as of any document
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class GivenSentences:
+    """Where the sentences of each text start, counted from its first token."""
+
+    def __init__(self, texts: Sequence[Sequence[Sequence[int]]]):
+        self._starts = [np.cumsum([0, *map(len, sentences[:-1])]) for sentences in texts]
+
+    def document(self, i: int) -> np.ndarray:
+        return self._starts[i]
+
+
+class GivenTexts:
+    """What a network asks of a `Store` to score it, for texts that are lists of sentences of tokens.
+
+    The last token of a text stands where documents have their end; nothing else closes it.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[Sequence[int]]], vocabulary: int, eos: int = 0):
+        self.vocabulary, self.eos, self.sentences = vocabulary, eos, GivenSentences(texts)
+        self._texts = [np.array([token for sentence in text for token in sentence], np.int64) for text in texts]
+        self.lengths = np.array([len(text) for text in self._texts])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def document(self, i: int) -> np.ndarray:
+        return self._texts[i]

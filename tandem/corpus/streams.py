@@ -1,0 +1,283 @@
+"""Sentence streams: runs of sentences of one document, read one sentence after the other with memory carried along.
+
+    document of 7 sentences, S = 3      0 1 2 | 3 4 | 5 6          ceil(7 / 3) streams, nearly equal, longer first
+    corpus of D tokens, E steps an epoch
+    documents    d2 ........ d0 ............. d1 ...               the house order of (seed, epoch)
+    step         |    0    |    1    |    2    |                   a stream is of the step floor(c E / D), where c
+                                                                   tokens of the epoch lie before it
+
+Tokens are those of the packed view, and a step reads the text that a packed step reads, up to one stream. As E does not
+depend on S, all that changes on the way (S, the weight of sentence ends, dropout) is a closed form of the step. S is
+that of the step in which a document begins: a document is cut once, so no sentence is lost where S grows.
+
+A step's streams are sorted by their number of sentences, longest first, and dealt in turn to micro-batches and
+processes: the streams that are alive at a sentence step come first.
+Source: Thought Gestalt (arXiv 2512.25026) has the curriculum and the weights; batches are ours.
+Letters: D tokens of the corpus, E steps of an epoch, S sentences of a stream, N tokens of a batch, V vocabulary.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.corpus.order import Order
+from tandem.corpus.sentences import sentences_of
+from tandem.corpus.store import Store
+from tandem.corpus.views import ScoringBatch
+from tandem.recipe import Settings, UserError
+
+Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
+Counted = Moment | Annotated[str, Field(pattern=r"^\d+ steps$")]
+
+
+class Streams(Settings):
+    """How a run reads sentence streams; the defaults are the paper's."""
+
+    sentences: int = Field(30, ge=1)
+    """S, sentences of a stream at most, as training begins."""
+    grow: int = Field(12, ge=0)
+    """Sentences by which S grows."""
+    every: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 5
+    """When it does: epochs (a whole number), or a share of the run."""
+    end_weight: float = Field(0.05, ge=0)
+    """Weight of a sentence end in the loss, once it is no longer 1."""
+    end_weight_from: Moment = 1
+    """When it is no longer 1: epochs, or a share of the run."""
+    half_dropout_from: Counted = 2000
+    """When dropout of tokens and thoughts is half its rate, and no longer 0: sentence steps (each step counts S), a
+    share of the run, or optimisation steps ("2000 steps")."""
+    full_dropout_from: Counted = 7000
+    """When it is its rate; in the same units."""
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """Streams of sentences with what is asked of them.
+
+    Attributes:
+        tokens: (N,) int64 on any device, stream after stream, sentence after sentence; document ends are among them,
+            boundary tokens are not.
+        targets: (1, N + sentences) int64, what is asked: the tokens of each sentence, then its end, V.
+        lengths: by stream, by sentence, its tokens; streams with more sentences come first.
+        documents: the document of each stream, a number in the store.
+        offsets: the token of its document at which each stream starts.
+        rows_at, tokens_at: by sentence step t, the streams that have a sentence t, and its tokens: of the whole step,
+            of which this may be a part. A part may have fewer sentence steps, or no stream at all.
+        end_weight: of a sentence end in the loss.
+        dropout: what the rates of token and thought dropout are multiplied by.
+        key: of what is drawn at random in this step; None: nothing is.
+        document_end: the id that closes a document; as no other token is, it is never dropped.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    lengths: list[list[int]]
+    documents: list[int]
+    offsets: list[int]
+    rows_at: list[int]
+    tokens_at: list[int]
+    end_weight: float = 1.0
+    dropout: float = 1.0
+    key: int | None = None
+    document_end: int | None = None
+
+    def to(self, device: torch.device | str) -> "StreamBatch":
+        """Moves tokens and targets; the rest is host integers."""
+        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
+
+
+class Stream(NamedTuple):
+    document: int
+    offset: int
+    """Token of the document at which it starts."""
+    lengths: list[int]
+    """Tokens of its sentences."""
+
+
+class SentenceStreams:
+    """The streams of a store, step by step, for a run of `steps` steps.
+
+    Args: rows, context: their product is the tokens of a step.
+    Raises: UserError for a mixture of sources, which has no epochs.
+    """
+
+    def __init__(self, store: Store, seed: int, rows: int, context: int, settings: Streams):
+        self.store, self.sentences, self.order = store, sentences_of(store), Order(store, seed)
+        self.rows, self.context, self.settings, self.steps = rows, context, settings, 0
+        if len(self.order.sources) > 1:
+            raise UserError(
+                "corpus.texts: sentence streams go by epochs, which a mixture has not; write texts as a list"
+            )
+        self.tokens = len(store.tokens)
+        """D."""
+        self.per_epoch = max(1, (2 * self.tokens + rows * context) // (2 * rows * context))
+        """E = floor(D / tokens of a step + 1/2)."""
+
+    def of_run(self, steps: int) -> "SentenceStreams":
+        """The same streams for a run of so many steps: what stands as a share of the run is of these."""
+        other = copy.copy(self)
+        other.steps = steps
+        return other
+
+    @property
+    def words(self) -> str:
+        last = self.most_sentences(max(0, self.steps - 1))
+        return f"streams of {self.settings.sentences} sentences" + (
+            f", {last} at the end" if self.settings.grow else ""
+        )
+
+    def require(self) -> None:
+        """Raises: UserError where a step of the run could be left without a stream."""
+        S, cap = self.most_sentences(max(0, self.steps - 1)), self.sentences.cap
+        if S * cap * self.per_epoch > self.tokens:
+            raise UserError(
+                f"network.streams: streams of {S} sentences of up to {cap} tokens do not fit the "
+                f"{self.tokens // self.per_epoch} tokens of a step (batch.rows x batch.context), so a step might be "
+                "left without any; take a larger batch, fewer sentences, or a smaller corpus.sentences.cap"
+            )
+
+    # ---- what changes on the way ---------------------------------------------------------------------------------
+
+    def most_sentences(self, step: int) -> int:
+        """S."""
+        return self.settings.sentences + self.settings.grow * (step // self._stage)
+
+    def end_weight(self, step: int) -> float:
+        return 1.0 if step < self._in_steps(self.settings.end_weight_from) else self.settings.end_weight
+
+    def dropout(self, step: int) -> float:
+        """Multiplier of the rates."""
+        return (
+            self._passed(step, self.settings.half_dropout_from) + self._passed(step, self.settings.full_dropout_from)
+        ) / 2
+
+    def sentence_steps(self, step: int) -> int:
+        """Of all steps before this one, each counted as S."""
+        grown, rest = divmod(step, self._stage)
+        c = self.settings
+        return step * c.sentences + c.grow * (self._stage * grown * (grown - 1) // 2 + rest * grown)
+
+    def _passed(self, step: int, moment: int | float | str) -> bool:
+        if isinstance(moment, str):
+            return step >= int(moment.removesuffix(" steps"))
+        if isinstance(moment, float):
+            return step >= self._in_steps(moment)
+        return self.sentence_steps(step) >= moment
+
+    @property
+    def _stage(self) -> int:
+        """Steps after which S grows; where the length of the run is not known, a share of it is never over."""
+        return (
+            max(1, self._in_steps(self.settings.every))
+            if self.steps or isinstance(self.settings.every, int)
+            else 1 << 62
+        )
+
+    def _in_steps(self, moment: int | float) -> int:
+        """A whole number counts epochs, a float is a share of the run, rounded."""
+        return moment * self.per_epoch if isinstance(moment, int) else round(moment * self.steps)
+
+    # ---- what is read --------------------------------------------------------------------------------------------
+
+    def read(self, step: int) -> int:
+        """Tokens of text before the streams of `step`."""
+        epoch = step // self.per_epoch
+        begin = next((begin for begin, _ in self._streams(step, self.tokens)), self.tokens)
+        return epoch * self.tokens + begin
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> StreamBatch:
+        """The streams of a step, or those that are dealt to one of `parts`; the same together whatever `parts`."""
+        end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
+        streams = sorted((stream for _, stream in self._streams(step, end)), key=lambda s: -len(s.lengths))
+        made = stream_batch(self.store, streams[part::parts])
+        whole = stream_totals(streams)
+        return replace(made, **whole, end_weight=self.end_weight(step), dropout=self.dropout(step))
+
+    def _streams(self, step: int, end: int) -> Iterator[tuple[int, Stream]]:
+        """In order, with the tokens of the epoch before each, the streams from where `step` begins to token `end`."""
+        epoch, k = divmod(step, self.per_epoch)
+        documents, ends = self.order.epoch(epoch)
+        low = -(-k * self.tokens // self.per_epoch)
+        for place in range(int(np.searchsorted(ends, low, side="right")), len(documents)):
+            document = int(documents[place])
+            begin = int(ends[place] - self.store.lengths[document])
+            if begin >= end:
+                return
+            S = self.most_sentences(epoch * self.per_epoch + begin * self.per_epoch // self.tokens)
+            for stream in streams_of(self.sentence_lengths(document), document, S):
+                if low <= begin + stream.offset < end:
+                    yield begin + stream.offset, stream
+
+    def sentence_lengths(self, document: int) -> np.ndarray:
+        """Tokens of the sentences of a document, (sentences,)."""
+        return np.diff(self.sentences.document(document), append=self.store.lengths[document])
+
+
+def streams_of(lengths: np.ndarray, document: int, most: int) -> Iterator[Stream]:
+    """A document, given the tokens of its sentences, as streams of at most `most` sentences, nearly equal."""
+    begins = np.cumsum(lengths) - lengths
+    for part in np.array_split(np.arange(len(lengths)), -(-len(lengths) // most)):
+        yield Stream(document, int(begins[part[0]]), lengths[part].tolist())
+
+
+def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
+    """Streams as a batch of their own."""
+    tokens, targets, end = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [store.vocabulary]
+    for document, offset, lengths in streams:
+        text = store.document(document)[offset : offset + sum(lengths)].astype(np.int64)
+        tokens.append(text)
+        targets += [np.append(sentence, end) for sentence in np.split(text, np.cumsum(lengths)[:-1])]
+    return StreamBatch(
+        torch.from_numpy(np.concatenate(tokens)),
+        torch.from_numpy(np.concatenate(targets))[None],
+        [stream.lengths for stream in streams],
+        [stream.document for stream in streams],
+        [stream.offset for stream in streams],
+        **stream_totals(streams),
+        document_end=store.eos,
+    )
+
+
+def stream_totals(streams: list[Stream]) -> dict[str, list[int]]:
+    """`rows_at` and `tokens_at` of a StreamBatch."""
+    steps = range(max((len(stream.lengths) for stream in streams), default=0))
+    alive = [[stream.lengths[t] for stream in streams if len(stream.lengths) > t] for t in steps]
+    return {"rows_at": [len(lengths) for lengths in alive], "tokens_at": [sum(lengths) for lengths in alive]}
+
+
+def scoring_streams(
+    store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+) -> Iterator[ScoringBatch]:
+    """Every token of the documents, and every sentence end but the last of each, asked once: whole documents, each one
+    stream.
+
+    A batch has documents of about `rows` x `context` tokens, or one longer document.
+    """
+    sentences, held = sentences_of(store), []
+    chosen = list(range(len(store)) if documents is None else documents)
+    for i in chosen:
+        lengths = np.diff(sentences.document(i), append=store.lengths[i]).tolist()
+        if held and sum(sum(stream.lengths) for stream in held) + sum(lengths) > rows * context:
+            yield _asking(store, held)
+            held = []
+        held.append(Stream(int(i), 0, lengths))
+    if held:
+        yield _asking(store, held)
+
+
+def _asking(store: Store, streams: list[Stream]) -> ScoringBatch:
+    """Whole documents with what is scored of them."""
+    streams = sorted(streams, key=lambda stream: -len(stream.lengths))
+    document, index = [], []
+    for i, _, lengths in streams:
+        ends = np.cumsum(lengths)
+        index.append(np.insert(np.arange(ends[-1]), ends, -1))
+        document.append(np.append(np.full(len(index[-1]) - 1, i), -1))  # the last sentence end is certain
+    batch = stream_batch(store, streams)
+    return ScoringBatch(batch, *(torch.from_numpy(np.concatenate(column))[None] for column in (document, index)))

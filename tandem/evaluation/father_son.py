@@ -1,0 +1,218 @@
+"""The father-son probe: is a relation known as read, and as turned round?
+
+    context          The son of Paul is Mark.
+    normal query     The son of Paul is          -> Mark, not Paul
+    reversed query   The father of Mark is       -> Paul, not Mark
+
+    margin = nll(distractor) - nll(target), nats, at the first answer position; an error is a margin below 0
+
+Context and query are one text, joined by one space and tokenised once. For networks that read sentences the context
+is a finished sentence and the query an open one. Nothing follows the query: a name that begins with a space hardly ever
+follows a lone space. Names are single tokens, or their first tokens would be compared; their share of the list is told.
+
+Names differ in frequency, so every pair is asked in both orders, and beside each margin stands that of the query
+alone. A context right before the query could be carried by a sentence's seed and need no memory, so sentences are put
+between, and networks whose sentences are seeded are asked without seeds, too.
+
+    tandem evaluate RUN --probe father_son probe.names=names.txt probe.pairs=200
+
+Source: Thought Gestalt (arXiv 2512.25026); pairs by seed, both orders, fillers and the query alone are ours.
+Cost: for P pairs and n tokens of a text about 20 P n tokens, twice that with seeds off.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from tandem.corpus import Tokenizer, shuffled
+from tandem.corpus.boundaries import token_starts
+from tandem.corpus.given import GivenTexts
+from tandem.evaluation.probe import Findings
+from tandem.networks.network import Network
+from tandem.recipe import Settings, UserError, register, require
+
+FEWEST = 12
+"""Names below which the pairs are too few to tell anything."""
+COMMON = """
+Adam Alan Albert Alexander Alfred Andrew Anthony Arthur Benjamin Bernard Bill Bob Brian Bruce Carl Charles Chris
+Daniel David Dennis Donald Douglas Edgar Edmund Edward Eric Ernest Francis Frank Fred Frederick Geoffrey George Gerald
+Gordon Graham Harold Harry Henry Herbert Howard Hugh Ian Isaac Jack Jacob James Jason Jeff Jeremy Jim Joe John Jonathan
+Joseph Joshua Justin Keith Kevin Larry Lawrence Leo Leonard Lewis Louis Luke Mark Martin Matthew Max Michael Neil
+Nicholas Oliver Oscar Patrick Paul Peter Philip Ralph Raymond Richard Robert Roger Ronald Roy Samuel Simon Stephen Steve
+Theodore Thomas Timothy Tom Victor Walter William
+"""
+NAMES = COMMON.split()
+FILLERS = (
+    "It rained all morning.",
+    "The road was long and empty.",
+    "Nobody spoke for a while.",
+    "The lamps had been lit early.",
+)
+
+
+class Condition(NamedTuple):
+    query: str
+    between: int | None
+    """Sentences between context and query; None: no context."""
+    seeds: bool
+
+
+class Asked(NamedTuple):
+    sentences: list[str]
+    target: str
+    distractor: str
+
+
+@register("probe", "father_son")
+class FatherSon:
+    """Whether "The son of Paul is Mark" also tells who the father of Mark is."""
+
+    class Config(Settings):
+        names: str | None = None
+        """Text file with a name on each line; null: a hundred common ones."""
+        pairs: int = Field(1000, ge=2)
+        """Ordered pairs of names, half of them the other half in the other order; fewer where the names are few."""
+        between: list[int] = [0, 1, 4]
+        """Sentences that stand between context and query."""
+        seed: int = Field(0, ge=0)
+        """Which pairs are drawn."""
+        rows: int = Field(64, ge=1)
+        """Texts read at a time."""
+
+        def derive(self) -> dict[str, Any]:
+            if not all(0 <= n <= len(FILLERS) for n in self.between):
+                raise ValueError(f"between = {self.between}: from 0 to {len(FILLERS)} sentences")
+            return {}
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    def __call__(self, network: Network, tokenizer: Tokenizer, device: torch.device) -> Findings:
+        given = read_names(self.config.names)
+        ids = single_tokens(given, tokenizer)
+        pairs = drawn_pairs(sorted(ids), self.config.pairs, self.config.seed)
+        variants = {True: network} | ({False: network.unseeded()} if hasattr(network, "unseeded") else {})  # type: ignore[operator]
+        rows, margins = [], {}
+        for condition in self._conditions([*variants]):
+            asked = [question(pair, condition.query, condition.between) for pair in pairs]
+            nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
+            margin = margins[condition] = nll[:, 1] - nll[:, 0]
+            rows.append(
+                {
+                    **condition._asdict(),
+                    "target": nll[:, 0].mean().item(),
+                    "distractor": nll[:, 1].mean().item(),
+                    "margin": margin.mean().item(),
+                    "standard_error": margin.std(ddof=1).item() / math.sqrt(len(margin)),
+                    "error": (margin < 0).mean().item(),
+                }
+            )
+        told = {"names_given": len(given), "names_kept": len(ids), "single_token_share": len(ids) / len(given)}
+        return Findings(
+            {**told, "pairs": len(pairs), "conditions": rows},
+            {"Father and son, nats": [_as_words(row) for row in rows]},
+            {"margins": lambda path: draw(margins, path)},
+        )
+
+    def _conditions(self, seeds: list[bool]) -> Iterator[Condition]:
+        for query in ("normal", "reversed"):
+            yield Condition(query, None, True)
+            for seeded in seeds:
+                yield from (Condition(query, between, seeded) for between in self.config.between)
+
+
+def read_names(path: str | None) -> list[str]:
+    """Each once, in the order of the file; lines that are no single word are left out."""
+    if path is None:
+        return list(NAMES)
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"probe.names = {path}: can not be read ({error}); give a text file, a name on each line"
+        ) from error
+    return list(dict.fromkeys(line.strip() for line in lines if len(line.split()) == 1))
+
+
+def single_tokens(names: list[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the names that are one token behind a space.
+
+    Raises: UserError where these are too few.
+    """
+    encoded = tokenizer.encode_batch([f" {name}" for name in names])[0] if names else []
+    kept = {name: int(ids[0]) for name, ids in zip(names, encoded, strict=True) if len(ids) == 1}
+    if len(kept) < FEWEST:
+        raise UserError(
+            f"probe.names: {len(kept)} of {len(names)} names are one token of this tokenizer, and it takes {FEWEST}; "
+            "give a longer list, or train with a larger vocabulary"
+        )
+    return kept
+
+
+def drawn_pairs(names: list[str], count: int, seed: int) -> list[tuple[str, str]]:
+    """At most `count` (father, son), each pair of names in both orders, drawn by the seed."""
+    every = list(combinations(names, 2))
+    chosen = [every[i] for i in shuffled(len(every), seed)[: count // 2]]
+    return [*chosen, *((son, father) for father, son in chosen)]
+
+
+def question(pair: tuple[str, str], query: str, between: int | None) -> Asked:
+    """What one pair is asked; `between` None leaves the context out."""
+    father, son = pair
+    context = [] if between is None else [f"The son of {father} is {son}.", *FILLERS[:between]]
+    if query == "normal":
+        return Asked([*context, f"The son of {father} is"], son, father)
+    return Asked([*context, f"The father of {son} is"], father, son)
+
+
+def answers(network: Network, tokenizer: Tokenizer, asked: list[Asked], ids: dict[str, int], rows: int) -> np.ndarray:
+    """(questions, 2): -log p of target and distractor right after each question, nats."""
+    texts = []
+    for sentences in read_sentences(tokenizer, [one.sentences for one in asked]):
+        one = asked[len(texts) // 2]
+        texts += [[*sentences[:-1], [*sentences[-1], ids[name]]] for name in (one.target, one.distractor)]
+    given = GivenTexts(texts, network.vocabulary)
+    nll, device = np.full(len(texts), np.nan), network.head.device
+    for scoring in network.scoring(given, int(given.lengths.max()), rows):  # type: ignore[arg-type]
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            found = network.score(scoring.batch.to(device)).double().cpu().numpy()
+        document, index = scoring.document.numpy(), scoring.index.numpy()
+        last = (document >= 0) & (index == given.lengths[document] - 1)
+        nll[document[last]] = found[last]
+    return nll.reshape(-1, 2)
+
+
+def read_sentences(tokenizer: Tokenizer, texts: list[list[str]]) -> Iterator[list[list[int]]]:
+    """Texts given as sentences, tokenised as they stand together, a space between: the tokens of each sentence."""
+    joined = [[*(f"{sentence} " for sentence in text[:-1]), text[-1]] for text in texts]
+    ids, sizes = tokenizer.encode_batch(["".join(text) for text in joined])
+    for text, tokens, size in zip(joined, ids, sizes, strict=True):
+        yield [part.tolist() for part in np.split(tokens, token_starts(text, size)[1:])]
+
+
+def _as_words(row: dict[str, Any]) -> dict[str, str]:
+    between = "no context" if row["between"] is None else f"{row['between']} between"
+    numbers = {key: f"{row[key]:.3f}" for key in ("target", "distractor", "margin", "standard_error", "error")}
+    return {"query": row["query"], "context": between, "seeds": "on" if row["seeds"] else "off", **numbers}
+
+
+def draw(margins: dict[Condition, np.ndarray], path: Path) -> None:
+    """The distribution of the margins in every condition with seeds on."""
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for panel, query in zip(axes, ("normal", "reversed"), strict=True):
+        for condition, values in margins.items():
+            if condition.query == query and condition.seeds:
+                told = "query alone" if condition.between is None else f"{condition.between} sentences between"
+                panel.hist(values, bins=40, histtype="step", density=True, label=f"{told}, {values.mean():+.2f}")
+        panel.axvline(0, color="0.6", linewidth=1)
+        panel.set_title(f"{query} query")
+        panel.set_xlabel("nll(distractor) - nll(target), nats")
+        panel.legend(frameon=False, fontsize="small")
+    figure.savefig(path, format="png")

@@ -1,0 +1,166 @@
+"""The plain decoder that is told where sentences begin and end: the honest opponents of sentence memory.
+
+    tokens   every token reads its document, boundary tokens included
+    gist     it reads its own sentence, and of earlier ones their [EOS] alone: one softmax over two sources
+
+    query i of sentence k, which starts at a_k      own positions [a_k, i + 1);  gathered [EOS] [first sentence, k)
+
+The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. In a score they
+are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder.
+Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
+the mask is that of its text, for its authors' code states that theirs asked the queries for the gist flag.
+Cost: that of the plain decoder on its rows, boundaries included; the mask of gist reads fewer keys than are counted.
+Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tandem.corpus import Batch, BoundaryRows, PackedRows, ScoringBatch, Store, scoring_boundary_rows
+from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.spans import Span
+from tandem.recipe import Recipe, register
+
+
+@register("network", "boundary_decoder")
+class BoundaryDecoder(Decoder):
+    """The plain decoder on rows with sentence boundaries, or with gist masking by sentences."""
+
+    reads_sentences = True
+    tokens_only = "reads sentence boundaries, and bags would straddle them; take network decoder"
+
+    class Config(Decoder.Config):
+        sentences: Literal["tokens", "gist"] | None = "tokens"
+        """tokens: boundaries are tokens like any; gist: the sentence ends are all that is read of earlier sentences;
+        null: there are none."""
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        if recipe.network.positions == "learned":
+            yield (
+                "network.positions",
+                "a row has more positions than batch.context says, by as many as it has boundaries",
+            )
+        if recipe.network.sentences == "gist" and recipe.network.window is not None:
+            yield "network.window", "with sentences: gist a token reads its own sentence and the ends before it"
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        given: dict[str, dict[str, Any]] = {"tokens": {}, "gist": {"sentences": "gist"}}
+        return {name: cls.Config(width=32, heads=4, depth=2, **own) for name, own in given.items()}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
+        plain = {key: getattr(config, key) for key in Decoder.Config.model_fields}
+        return config.model_copy(update={"sentences": None}), Decoder.Config(**plain), lambda name: name
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        if config.sentences != "gist":
+            return super().drawing(config, starts)
+        begins = torch.tensor([starts])
+        i = torch.arange(len(starts))
+        own, index, ends = gist_spans(begins, torch.maximum(begins, i - i % 3)[None, 0])
+        return [("own sentence", own, len(starts)), ("ends of sentences", ends, index.shape[1])]
+
+    @property
+    def head(self) -> Tensor:
+        spare = 0 if self.config.sentences is None else 2
+        return (self.table if self.output is None else self.output).weight[: self.vocabulary + spare]
+
+    def view(self, store: Store, seed: int, rows: int, context: int) -> PackedRows:
+        made = PackedRows if self.config.sentences is None else BoundaryRows
+        return made(store, seed, rows, context)
+
+    def scoring(
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+    ) -> Iterator[ScoringBatch]:
+        if self.config.sentences is None:
+            return super().scoring(store, context, rows, documents)
+        return scoring_boundary_rows(store, context, rows, documents)
+
+    def reader(self, x: Tensor, batch: Batch) -> Any:
+        sentences = getattr(batch, "sentences", None)
+        if self.config.sentences != "gist" or sentences is None:  # a document without boundaries is one sentence
+            return super().reader(x, batch)
+        return GistReader(self, batch.starts, sentences, x)
+
+    def session(self, rows: int) -> DecoderSession:
+        return (GistSession if self.config.sentences == "gist" else DecoderSession)(self, rows)
+
+
+def gist_spans(starts: Tensor, sentences: Tensor, queries: int | None = None) -> tuple[Span, Tensor, Span]:
+    """What positions read whose documents and sentences start at `starts` and `sentences`, both (B, N).
+
+    Args:
+        queries: only the last so many ask; None: all do.
+    Returns: the span over positions, the gathered positions (B, E), the span over these.
+    """
+    B, N = sentences.shape
+    i = torch.arange(N)
+    is_end = torch.zeros(B, N + 1, dtype=torch.bool)  # what stands before a start ends something; the last one never
+    is_end[:, : N - 1] = sentences[:, 1:] == i[1:]
+    before = is_end.long().cumsum(1) - is_end.long()  # ends before a position
+    E = int(is_end.sum(1).max())
+    index = torch.zeros(B, E + 1, dtype=torch.long)
+    index.scatter_(1, torch.where(is_end, before, E), torch.arange(N + 1).expand(B, -1))
+    asking = slice(None if queries is None else N - queries, None)
+    own = Span(sentences[:, asking], i[asking] + 1)
+    return own, index[:, :E], Span(before.gather(1, starts)[:, asking], before.gather(1, sentences)[:, asking])
+
+
+def gathered(kv: Tensor, index: Tensor) -> Tensor:
+    """(B, G, N, D) at the positions (B, E) of each row: (B, G, E, D)."""
+    B, G, _, D = kv.shape
+    return kv.gather(2, index[:, None, :, None].to(kv.device).expand(B, G, -1, D))
+
+
+class GistReader(SpanReader):
+    """Own sentence and the ends of those before it in the document."""
+
+    def __init__(self, network: BoundaryDecoder, starts: Tensor, sentences: Tensor, x: Tensor):
+        self.rotation = network.rotation(0, x.shape[1], x)
+        self.spans = gist_spans(starts, sentences)
+        own, index, ends = self.spans
+        self.plan = plan_attention([own, ends], [x.shape[1], index.shape[1]], device=x.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own, index, ends = self.spans
+        return attend(q, [Source(k, v, own), Source(gathered(k, index), gathered(v, index), ends)], plan=self.plan)
+
+
+class GistSession(DecoderSession):
+    """Keeps all positions, and reads what gist masking lets it; [BOS] begins a sentence wherever it is met."""
+
+    def __init__(self, network: BoundaryDecoder, rows: int):
+        super().__init__(network, rows)
+        self.sentences = torch.empty(rows, 0, dtype=torch.long)
+        """(B, N): where the sentence of each column starts."""
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.reshape(self.rows, -1)
+        columns = torch.arange(self.columns, self.columns + tokens.shape[1])
+        begun = torch.where(tokens.cpu() == self.network.vocabulary + 1, columns, 0)
+        last = self.sentences[:, -1:] if self.columns else self.pads[:, None]
+        new = torch.cat((last, begun), dim=1).cummax(1).values[:, 1:]
+        self.sentences = torch.cat((self.sentences, torch.where(columns < self.pads[:, None], columns, new)), dim=1)
+        return super().enter(tokens)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = self.caches[layer].append(k, v)
+        if self.plan is None:
+            starts = torch.minimum(self.pads[:, None].expand_as(self.sentences), self.sentences)
+            self.spans = gist_spans(starts, self.sentences, q.shape[2])
+            own, index, ends = self.spans
+            self.plan = plan_attention([own, ends], [k.shape[2], index.shape[1]], device=q.device)
+        own, index, ends = self.spans
+        return attend(q, [Source(k, v, own), Source(gathered(k, index), gathered(v, index), ends)], plan=self.plan)
+
+    def fork(self) -> "GistSession":
+        other = super().fork()
+        other.sentences = self.sentences
+        return other

@@ -1,0 +1,390 @@
+"""Thought Gestalt: a document is read sentence by sentence, and each sentence leaves one vector, its thought.
+
+One stack is token decoder and sentence encoder. A row [BOS] x_1 .. x_n [EOS] is one sentence; a middle block's state
+at [EOS] becomes the thought, and later sentences know of earlier text through the last M thoughts alone:
+
+    sentence k     seed  x1  x2  x3  [EOS]        seed: the thought before, in place of [BOS]
+                    |    |   |   |    |
+    S  causal inside the sentence     |           S and C take turns
+    C  reads thoughts k-M .. k-1      |           keys know the rank of a thought (oldest 0), values do not
+    S                                 +--> r = W norm(v) + b, thought k = r / |r|
+    C, S, ...
+    head ->        x1   x2  x3  [EOS]             [EOS] is asked, and asks nothing
+
+No gradient is cut: later losses train earlier thoughts, through chains of them, to the stream's first sentence.
+
+Two phases. Only blocks 1 .. `thought_from` are recurrent: they go step by step, all streams side by side. The others,
+the head and the loss then read all steps at once, as all thoughts are known. `gestalt_layout.py` has the packing.
+
+Cost: gestalt_cost.py. With `recompute`, what is kept for the backward is the input of one sentence step and the states
+between the phases.
+Baseline: `blocks: self, memory: 0, seed: false, hinge: 0` and documents of one sentence are the plain decoder.
+Source: Modeling Language as a Sequence of Thoughts, arXiv 2512.25026; docs/gestalt.md has what it leaves open.
+Letters: B streams, N tokens of a batch, q labels (N and an end for each sentence), P positions, R rows (sentences) of a
+step, C width, M memory slots, V vocabulary; [EOS] ends a sentence (id V), [BOS] is id V + 1.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.corpus import (
+    IGNORE,
+    Batch,
+    ScoringBatch,
+    SentenceStreams,
+    Store,
+    StreamBatch,
+    Streams,
+    Tokenizer,
+    scoring_streams,
+)
+from tandem.corpus.boundaries import aligned
+from tandem.corpus.splitters import splitter
+from tandem.networks.gestalt_blocks import MemoryBlock, ParallelBlock, SerialBlock, ThoughtHead, hinge, rank_table
+from tandem.networks.gestalt_cost import GestaltCost
+from tandem.networks.gestalt_layout import Layout
+from tandem.networks.gestalt_reading import GestaltDropout, Reading
+from tandem.networks.gestalt_session import GestaltSession
+from tandem.networks.network import Network, padded
+from tandem.nn.block import Block, BlockConfig, compile_blocks
+from tandem.nn.init import Embedding, initialise
+from tandem.nn.norm import norm
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal
+from tandem.recipe import Recipe, register
+
+BLOCKS: dict[str, tuple[Callable[[BlockConfig, int], nn.Module], ...]] = {
+    "alternate": (Block, MemoryBlock),
+    "self_then_cross": (SerialBlock,),
+    "parallel": (ParallelBlock,),
+    "self": (Block,),
+}
+
+
+@register("network", "gestalt")
+class Gestalt(Network):
+    """Thought Gestalt (arXiv 2512.25026): sentence after sentence, with a memory of thoughts."""
+
+    reads_sentences = True
+    tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
+
+    class Config(BlockConfig):
+        depth: int = Field(12, ge=1)
+        """Number of blocks."""
+        blocks: Literal["alternate", "self_then_cross", "parallel", "self"] = "alternate"
+        """Self- and cross-attention in turns, or both in every block, one after the other or side by side; self: no
+        cross-attention, and thoughts are positions in front of the sentence (memory: 0: no memory at all)."""
+        memory: int = Field(40, ge=0)
+        """M, thoughts that a sentence reads; 0: cross-attention adds exactly 0."""
+        cap: int = Field(64, ge=1)
+        """Most tokens of a sentence, document end included; at least that of corpus.sentences."""
+        seed: bool = True
+        """A sentence begins with the thought before it, not with [BOS]."""
+        detach: bool = False
+        """Cut the gradient of thoughts, in memory and in seeds: an ablation."""
+        thought_from: int | None = Field(7, ge=1)
+        """Block, counted from 1, whose state becomes the thought; null: the state after the final norm."""
+        hinge: float = Field(0.01, ge=0)
+        """Weight of the term that keeps |r| between 0.9 and 1.1."""
+        reduction: Literal["steps", "tokens"] = "steps"
+        """steps: the sum over sentence steps of the mean of each; tokens: one mean over all labels."""
+        boundary_logits: Literal["eos", "all"] = "eos"
+        """Which boundary tokens have a logit: [EOS], or also [BOS] and a pad, as in the authors' release."""
+        dropout: GestaltDropout = GestaltDropout()
+        """Rates in training."""
+        streams: Streams = Streams()
+        """How text is cut into streams, and what changes on the way."""
+
+        def derive(self) -> dict[str, Any]:
+            found = super().derive()
+            plain = (self.key_heads or self.heads, self.head_width or found["head_width"], self.moe, self.qk_norm)
+            if plain != (self.heads, self.width // self.heads, None, False):
+                raise ValueError("key_heads, head_width, moe and qk_norm: leave them; memory has one head for each")
+            if self.thought_from is not None and self.thought_from > self.depth:
+                raise ValueError(f"thought_from {self.thought_from} is beyond depth {self.depth}; or null: the last")
+            if self.width % 2:
+                raise ValueError(f"width {self.width}: ranks of thoughts need an even number")
+            return found
+
+        @property
+        def recurrent(self) -> bool:
+            """Whether anything goes from a sentence to the next."""
+            return self.memory > 0 or self.seed
+
+        @property
+        def thinks(self) -> bool:
+            """Whether thoughts are read by anything, the loss included."""
+            return self.recurrent or self.hinge > 0
+
+        @property
+        def in_context(self) -> bool:
+            return self.blocks == "self" and self.memory > 0
+
+        @property
+        def positions_of_row(self) -> int:
+            return self.cap + 2 + (self.memory if self.in_context else 0)
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        c = config
+        self.end, self.begin = vocabulary, vocabulary + 1
+        """Ids of [EOS] and [BOS]."""
+        self.table = Embedding(padded(vocabulary + (c.boundary_logits == "all")), c.width)
+        self.places = Embedding(c.positions_of_row, c.width) if c.positions == "learned" else None
+        kinds = BLOCKS[c.blocks]
+        self.stack = nn.ModuleList(kinds[layer % len(kinds)](c, layer) for layer in range(c.depth))
+        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.thought = ThoughtHead(c)
+        if generator is not None:
+            initialise(self, c.init, c.depth, generator)
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        given, cap = recipe.corpus.sentences, recipe.network.cap
+        longest = 64 if given is None else given.cap or given.every + 1
+        if longest > cap:
+            yield "network.cap", f"sentences have up to {longest} tokens (corpus.sentences); make it {longest}"
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        none = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "depth": 3, "cap": 7, "memory": 2, "thought_from": 1}
+        paper = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "xavier_qkv"}
+        given: dict[str, dict[str, Any]] = {
+            "alternate": {**paper, "depth": 4, "thought_from": 3},
+            "alternate_begins": {"seed": False, "depth": 4, "thought_from": None},
+            "serial": {"blocks": "self_then_cross"},
+            "serial_begins": {"blocks": "self_then_cross", "seed": False, **paper},
+            "parallel": {"blocks": "parallel"},
+            "parallel_begins": {"blocks": "parallel", "seed": False},
+            "in_context": {"blocks": "self", **paper},
+            "in_context_begins": {"blocks": "self", "seed": False},
+        }
+        return {name: cls.Config(**{**shared, "dropout": none, **own}) for name, own in given.items()}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:
+        from tandem.networks.decoder import Decoder
+
+        plain: dict[str, Any] = {key: getattr(config, key) for key in BlockConfig.model_fields}
+        plain |= {"depth": config.depth, "positions": "adjacent"}
+        cut = {"blocks": "self", "memory": 0, "seed": False, "hinge": 0.0, "cap": 1 << 20, "positions": "adjacent"}
+        own = lambda name: None if name.startswith("thought.") else name
+        return config.model_copy(update=cut), Decoder.Config(**plain), own
+
+    def view(self, store: Store, seed: int, rows: int, context: int) -> SentenceStreams:
+        return SentenceStreams(store, seed, rows, context, self.config.streams)
+
+    def scoring(
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+    ) -> Iterator[ScoringBatch]:
+        """Whole documents, memory empty at the first sentence of each."""
+        return scoring_streams(store, context, rows, documents)
+
+    def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """[EOS] stands where a sentence of the text ends, by the rules of splitter `rules`; the last one stays open."""
+        (ids,), (sizes,) = tokenizer.encode_batch([text])
+        if not text.strip():
+            return ids.tolist()
+        pieces, _ = next(splitter("rules", None, None)([text]))
+        starts, _ = aligned(pieces, sizes)
+        return np.insert(ids.astype(np.int64), starts[1:], self.end).tolist()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.stack
+
+    @property
+    def shards(self) -> list[nn.Module]:
+        """None: processes have different numbers of sentence steps, so weights are gathered once, for all of them."""
+        return []
+
+    @property
+    def head(self) -> Tensor:
+        return self.table.weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
+
+    def unseeded(self) -> Self:
+        """This network, weights shared, whose sentences all begin with [BOS]; probes ask for it."""
+        other = copy.copy(self)
+        other.config = self.config.model_copy(update={"seed": False})
+        return other
+
+    @property
+    def gates(self) -> dict[str, float]:
+        """By block, counted from 1, what its cross-attention is multiplied by; records and an analysis ask for it."""
+        layers = self.reads_memory(range(self.config.depth))
+        return {str(layer + 1): float(self.stack[layer].memory.gate.weight) for layer in layers}  # type: ignore[union-attr, arg-type]
+
+    @property
+    def depth_of_thought(self) -> int:
+        """Blocks that go sentence step by sentence step."""
+        return self.config.depth if self.config.thought_from is None else self.config.thought_from
+
+    def reads_memory(self, layers: Iterable[int]) -> list[int]:
+        """Those of the layers that have cross-attention to anything."""
+        return [layer for layer in layers if self.config.memory and hasattr(self.stack[layer], "memory")]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+    # ---- two phases -----------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, batch: Batch | StreamBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Embeddings of tokens to what predicts.
+
+        x (N, C) of a StreamBatch: hidden states (1, q, C) of its labels. x (B, T, C) of packed rows: (B, T, C), each
+        of what follows its token; nobody says where their sentences end, so they end as in a session that nobody
+        closes, after `cap` tokens.
+        """
+        layout = self.layout(batch, x.device)
+        if not layout.tokens:
+            empty = self._touched(x.reshape(1, 0, x.shape[-1]), None)
+            return empty, {name: x.sum() for name in self.terms}
+        reading = Reading(self, layout, batch)
+        hidden, lengths = reading.run(x.flatten(0, -2))
+        hidden = self._touched(hidden, layout)
+        if isinstance(batch, StreamBatch):
+            return hidden[None], self._extra(lengths, layout, batch)
+        return hidden[layout.after_tokens()].view_as(x), self._extra(lengths, layout, None)
+
+    def layout(self, batch: Batch | StreamBatch, device: torch.device) -> Layout:
+        c = self.config
+        lengths = batch.lengths if isinstance(batch, StreamBatch) else cut_rows(batch.starts, c.cap)
+        return Layout(lengths, memory=c.memory, in_context=c.in_context, recurrent=c.recurrent, device=device)
+
+    def _touched(self, hidden: Tensor, layout: Layout | None) -> Tensor:
+        """The same; what this batch has no use for gets a gradient of zero, for which other processes wait."""
+        if not torch.is_grad_enabled():
+            return hidden
+        idle: list[nn.Module] = [] if self.config.thinks else [self.thought]
+        if layout is None:
+            idle = [self]
+        elif not self.config.memory or len(layout.widths) < 2:
+            idle += [block.memory for block in self.stack if hasattr(block, "memory")]  # type: ignore[misc]
+        return sum((parameter.sum() * 0.0 for module in idle for parameter in module.parameters()), start=hidden)
+
+    # ---- the loss -------------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {"hinge": self.config.hinge, "thought_length": 0.0} if self.config.thinks else {}
+
+    def _extra(self, lengths: Tensor | None, layout: Layout, batch: StreamBatch | None) -> dict[str, Tensor]:
+        """|r| (sentences,) in the order of the batch, to sums. Under `steps` the hinge of a step is a mean, too."""
+        if lengths is None:
+            return {}
+        terms = hinge(lengths)
+        if batch is not None and self.config.reduction == "steps":
+            rows = torch.tensor(batch.rows_at, dtype=terms.dtype)
+            terms = terms * (rows.sum() / rows)[torch.from_numpy(layout.step)].to(terms.device)
+        return {"hinge": terms.sum(), "thought_length": lengths.sum()}
+
+    def count(self, batch: Batch | StreamBatch) -> dict[str, int]:
+        if isinstance(batch, StreamBatch):
+            sentences = sum(map(len, batch.lengths))
+            text = {"nll": len(batch.tokens), "end": sentences}
+        else:
+            sentences = sum(map(len, cut_rows(batch.starts, self.config.cap)))
+            text = {}
+        return text | dict.fromkeys(self.terms, sentences)
+
+    def asked(self, hidden: Tensor, batch: Batch | StreamBatch, counts: dict[str, int]) -> tuple[Tensor, dict]:
+        """Main loss: per sentence step sum(w ce) / sum(w) over the whole step of training, w = `end_weight` where the
+        label is [EOS], else 1; a part has its share of each. [EOD] is a token like any other."""
+        if not isinstance(batch, StreamBatch):
+            return super().asked(hidden, batch, counts)
+        targets, is_end = batch.targets[0], batch.targets[0] == self.end
+        slots = torch.stack((targets.masked_fill(is_end, IGNORE), targets.masked_fill(~is_end, IGNORE)), dim=1)
+        rows, text = (torch.tensor(totals, dtype=torch.float64) for totals in (batch.rows_at, batch.tokens_at))
+        mass = text + batch.end_weight * rows
+        if self.config.reduction == "tokens":
+            share = (1 / mass.sum()).expand(len(targets))
+        else:
+            share = 1 / mass[self.steps_of_labels(batch)]
+        weights = torch.stack((share, batch.end_weight * share), dim=1).to(hidden.device)
+        loss, sums = self.nll(hidden, slots[None], weights[None])
+        return loss, {"nll": sums[0], "end": sums[1]}
+
+    def steps_of_labels(self, batch: StreamBatch) -> Tensor:
+        """(q,) int64 on the host: the sentence step of each label."""
+        lengths = torch.tensor([n + 1 for stream in batch.lengths for n in stream], dtype=torch.long)
+        steps = torch.tensor([t for stream in batch.lengths for t in range(len(stream))], dtype=torch.long)
+        return steps.repeat_interleave(lengths)
+
+    # ---- the rest of the contract ---------------------------------------------------------------------------------
+
+    def as_plain(self, batch: Batch) -> Batch:
+        """What the plain decoder reads in place of `batch`: [BOS] in front of every document."""
+        parts = []
+        for tokens, targets, starts in zip(batch.tokens, batch.targets, batch.starts, strict=True):
+            opens = (starts == torch.arange(len(starts))).long()
+            at = torch.arange(len(starts)) + opens.cumsum(0)
+            size = len(starts) + int(opens.sum())
+            row = torch.full((size,), self.begin), torch.full((size,), IGNORE), torch.zeros(size, dtype=torch.long)
+            row[0][at], row[1][at] = tokens, targets
+            row[2][:] = torch.where(row[0] == self.begin, torch.arange(size), 0).cummax(0).values
+            parts.append(row)
+        longest = max(len(tokens) for tokens, *_ in parts)
+        fill = lambda x, value: nn.functional.pad(x, (0, longest - len(x)), value=value)
+        rows = [(fill(x, 0), fill(y, IGNORE), fill(s, len(s))) for x, y, s in parts]
+        return Batch(*(torch.stack(column) for column in zip(*rows, strict=True)), key=batch.key)
+
+    def compile(self, backend: str = "inductor") -> Self:
+        compile_blocks([block for block in self.stack if isinstance(block, Block)], backend, dynamic=True)
+        functions = (MemoryBlock.ask, MemoryBlock.finish)
+        kernels = tuple(torch.compile(f, fullgraph=True, dynamic=True, backend=backend) for f in functions)
+        for block in self.stack:
+            if isinstance(block, MemoryBlock):
+                block.kernels = kernels  # type: ignore[assignment]
+        return self
+
+    def session(self, rows: int) -> GestaltSession:
+        return GestaltSession(self, rows)
+
+    def cost(self) -> GestaltCost:
+        return GestaltCost.of(self)
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        """A text whose documents stand for sentences."""
+        T, places = len(starts), torch.tensor([starts])
+        sentence = (places == torch.arange(T)).long().cumsum(1) - 1
+        thoughts = Span((sentence - config.memory).clamp_min(0), sentence)
+        own = ("tokens of the sentence", causal(places), T)
+        return [own, ("thoughts", thoughts, int(sentence.max()) + 1)] if config.memory else [own]
+
+    def rotation(self, like: Tensor) -> Rotation | None:
+        """Of all positions that a row can have."""
+        c = self.config
+        if c.positions == "learned":
+            return None
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        columns = torch.arange(c.positions_of_row, device=like.device)
+        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+
+    def ranks(self, layers: Iterable[int], like: Tensor) -> dict[int, Tensor]:
+        """By layer what ranks add to keys, (M, C)."""
+        layers = self.reads_memory(layers)
+        if not layers:
+            return {}
+        table = rank_table(self.config.memory, self.config.width, like.device).to(like.dtype)
+        return {layer: self.stack[layer].memory.ranks(table) for layer in layers}  # type: ignore[union-attr]
+
+
+def cut_rows(starts: Tensor, cap: int) -> list[list[int]]:
+    """Packed rows, given where each position's document starts (B, T), as streams of sentences of `cap` tokens."""
+    T = starts.shape[1]
+    found = []
+    for row in starts.tolist():
+        edges = [i for i in range(T) if i == 0 or row[i] != row[i - 1]] + [T]
+        for a, b in itertools.pairwise(edges):
+            full, rest = divmod(b - a, cap)
+            found.append([cap] * full + ([rest] if rest else []))
+    return found

@@ -1,0 +1,177 @@
+"""What Thought Gestalt adds to the house block: cross-attention over thoughts, and the head that makes them.
+
+    S     self-attention, MLP                     the house block (nn/block.py)
+    C     cross-attention, MLP                    MemoryBlock
+    SC    self-attention, cross-attention, MLP    SerialBlock: the second norm reads what the first has added
+    P     self- and cross-attention, MLP          ParallelBlock: both read the input of the block
+
+Cross-attention over thoughts m_j, of rank r among those that are visible (oldest first):
+
+    keys W_k (m_j + P_r) + b_k      values W_v m_j + b_v      increment  g O(attend(q; keys, values))
+
+P_r stands in keys alone. As W_k (m + P_r) = W_k m + W_k P_r, a thought is projected once (`MemoryRead.project`) and a
+table of M rows is added by rank (`MemoryRead.ranks`): eviction shifts the rank and projects nothing again.
+
+Shapes: P positions, packed, one row (1, P, C); H heads, D head width, C width, M slots, R rows (sentences).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tandem.nn.block import Block, BlockConfig
+from tandem.nn.dropout import dropped
+from tandem.nn.init import Linear
+from tandem.nn.mlp import MLP
+from tandem.nn.norm import norm
+from tandem.nn.rope import Rotation
+
+
+class Memory(Protocol):
+    """A reader (nn/block.py) that also knows what the positions remember."""
+
+    rotation: Rotation | None
+    filled: Tensor
+    """(P, 1) bool: positions of sentences that have a memory."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+    def remember(self, layer: int, q: Tensor) -> Tensor:
+        """What the queries (1, H, P, D) of a layer read of the thoughts, of the same shape; 0 where there are none."""
+        ...
+
+
+class Gate(nn.Module):
+    """One number by which what is read from memory is multiplied; 1 at first."""
+
+    role = "gate"
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+class MemoryRead(nn.Module):
+    """Cross-attention over thoughts: pre-norm, gated."""
+
+    def __init__(self, config: BlockConfig):
+        super().__init__()
+        c, C = config, config.width
+        self.heads = c.heads
+        self.norm = norm(c.norm, C, c.norm_eps, bias=c.bias)
+        self.q = Linear(C, C, bias=c.bias, role="attention")
+        self.kv = Linear(C, 2 * C, bias=c.bias, role="attention", parts=(C, C))
+        self.output = Linear(C, C, bias=c.bias, role="attention_out")
+        self.gate = Gate()
+
+    def project(self, thoughts: Tensor) -> Tensor:
+        """Thoughts (.., C) to keys, the rank left out, and values (.., 2C)."""
+        return self.kv(thoughts)
+
+    def ranks(self, table: Tensor) -> Tensor:
+        """What ranks add to keys: P (M, C) to (M, C)."""
+        rows = len(table.T)
+        return nn.functional.linear(table, self.kv.weight[:rows])
+
+    def ask(self, x: Tensor) -> Tensor:
+        """x (1, P, C) to queries (1, H, P, D)."""
+        return self.q(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def increment(self, y: Tensor, filled: Tensor, drop: float = 0.0) -> Tensor:
+        """What was read, y (1, H, P, D), as it is added to x; exactly 0, bias and all, where nothing could be read."""
+        read = self.gate(self.output(y.transpose(1, 2).flatten(-2)))
+        return dropped(read.masked_fill(~filled, 0.0), drop)
+
+    def forward(self, x: Tensor, layer: int, reader: Memory, drop: float) -> Tensor:
+        return self.increment(reader.remember(layer, self.ask(x)), reader.filled, drop)
+
+
+class MemoryBlock(nn.Module):
+    """C: cross-attention over thoughts, then the MLP; `kernels`, when set, are the compiled (ask, finish)."""
+
+    kernels: tuple[Callable, Callable] | None = None
+
+    def __init__(self, config: BlockConfig, layer: int):
+        super().__init__()
+        c = config
+        self.layer = layer
+        self.memory = MemoryRead(c)
+        self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.mlp = MLP(c.mlp, c.width, c.derived[2], bias=c.bias)
+
+    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
+        """x (1, P, C) to (1, P, C)."""
+        ask, finish = (self.kernels if torch.is_grad_enabled() else None) or (MemoryBlock.ask, MemoryBlock.finish)
+        y = reader.remember(self.layer, ask(self, x))
+        return finish(self, x, y, reader.filled, drop)
+
+    def ask(self, x: Tensor) -> Tensor:
+        return self.memory.ask(x)
+
+    def finish(self, x: Tensor, y: Tensor, filled: Tensor, drop: float = 0.0) -> Tensor:
+        return self.think(x + self.memory.increment(y, filled, drop), drop)
+
+    def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
+        """x and the MLP of it."""
+        return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
+
+
+class SerialBlock(Block):
+    """SC."""
+
+    def __init__(self, config: BlockConfig, layer: int):
+        super().__init__(config, layer)
+        self.memory = MemoryRead(config)
+
+    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:  # type: ignore[override]
+        x = self.read(x, reader, drop)
+        return self.think(x + self.memory(x, self.layer, reader, drop), drop)
+
+    def read(self, x: Tensor, reader: Memory, drop: float) -> Tensor:
+        """x and what self-attention reads."""
+        compiled = self.kernels if torch.is_grad_enabled() else None
+        q, k, v = (compiled[0] if compiled else Block.project)(self, x, reader.rotation)
+        return self.add(x, reader(self.layer, q, k, v), drop)
+
+
+class ParallelBlock(SerialBlock):
+    """P."""
+
+    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:  # type: ignore[override]
+        return self.think(self.read(x, reader, drop) + self.memory(x, self.layer, reader, drop), drop)
+
+
+class ThoughtHead(nn.Module):
+    """The thought of a sentence from its state v at [EOS]:  r = W norm(v) + b,  thought = r / |r|."""
+
+    def __init__(self, config: BlockConfig):
+        super().__init__()
+        c = config
+        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.project = Linear(c.width, c.width, bias=True, role="thought")
+
+    def forward(self, v: Tensor, drop: float = 0.0) -> tuple[Tensor, Tensor]:
+        """v (R, C) to thoughts (R, C) and |r| (R,), float32 at least."""
+        r = self.project(dropped(self.norm(v), drop))
+        r = r.to(torch.promote_types(r.dtype, torch.float32))
+        length = torch.linalg.vector_norm(r, dim=-1)
+        return r / length.clamp_min(1e-12)[:, None], length
+
+
+def hinge(length: Tensor) -> Tensor:
+    """Squared distance of |r| from [0.9, 1.1]: without it |r|, which no forward value shows, drifts."""
+    return (0.9 - length).clamp_min(0) ** 2 + (length - 1.1).clamp_min(0) ** 2
+
+
+def rank_table(slots: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+    """P (M, C): sine and cosine interleaved, of angle r 10000^(-2j/C), scaled to length 1 as a thought is."""
+    angle = torch.arange(slots, dtype=torch.float64, device=device)[:, None] * 10_000.0 ** (
+        -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    )
+    table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
+    return (table / (width / 2) ** 0.5).float()

@@ -1,0 +1,282 @@
+"""Where every position of a batch of sentence streams goes: rows packed, so that no padding is ever computed.
+
+    streams      a0 a1 a2 | b0 b1          step 0: a0 b0     step 1: a1 b1     step 2: a2
+
+    a step       | s s | x x x x x x x | e e |       starts (thought or [BOS]), tokens row after row, ends ([EOS])
+    a chunk      | s s | x x x x x x x | s s | x x x x x |      of later blocks: some steps, without their ends
+
+Linears, norms, MLPs and head see these packed positions. Rows are laid out as a rectangle inside attention alone,
+where being causal keeps what is real from reading what is not. The rows of a step have equally many thoughts before
+them, so attention over memory needs no mask.
+
+Everything here is made on the host from the lengths of the sentences, once per batch, and moves to the device in one
+piece each: nothing is read back inside the loop over sentences.
+
+Letters: P packed positions, R rows (sentences), L columns of the rectangle, F thoughts that a row reads, M the most of
+these, N tokens, q labels (N and one end a sentence), H heads, D head width, C width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem.nn.attention import Plan, Source, attend, plan_attention
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal, prefix
+
+CHUNK = 4096
+"""Positions of a chunk of later blocks."""
+
+
+@dataclass(eq=False)
+class Rows:
+    """Packed positions of some sentences, and the rectangle of their rows.
+
+    cell: (P,) where in the rectangle, R x L cells, each position goes.  places: (P,) its position in the sentence.
+    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether they are any.
+    windows: (R, F) which of all thoughts those are, oldest first; of a row with fewer, the last columns mean nothing.
+    """
+
+    rows: int
+    columns: int
+    cell: Tensor
+    places: Tensor
+    filled: np.ndarray
+    remembers: Tensor
+    windows: Tensor
+    plans: dict[object, tuple[Span, Plan]] = field(default_factory=dict)
+
+    def lay(self, x: Tensor) -> Tensor:
+        """(1, H, P, D) to the rectangle (R, H, L, D), 0 where there is nothing."""
+        cells = x.new_zeros(self.rows * self.columns, x.shape[1], x.shape[3])
+        return cells.index_copy(0, self.cell, x[0].transpose(0, 1)).unflatten(0, (self.rows, -1)).transpose(1, 2)
+
+    def pick(self, y: Tensor) -> Tensor:
+        """The rectangle (R, H, L, D) to (1, H, P, D)."""
+        picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell)  # type: ignore[assignment]
+        return picked.transpose(0, 1)[None]
+
+    def planned(self, what: str, device: torch.device) -> tuple[Span, Plan]:
+        """Of the rows' own positions ("own") or of their thoughts ("thoughts")."""
+        key = (what, self.columns) if what == "own" else (what, self.columns, self.filled.tobytes())
+        if key not in self.plans:
+            if what == "own":
+                span, keys = causal(torch.zeros(1, self.columns, dtype=torch.long)), self.columns
+            else:
+                same = (self.filled == self.filled[0]).all()
+                span = prefix(int(self.filled[0]) if same else torch.from_numpy(self.filled), self.columns)
+                keys = self.windows.shape[1]
+            # Tiled on every device: a rectangle of short rows is one plain call
+            self.plans[key] = span, plan_attention([span], [keys], device=device, backend="tiled")
+        return self.plans[key]
+
+
+class _Pick(torch.autograd.Function):
+    """Rows of y by an index without repetitions; the backward of index_select would add them up one by one."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(index)
+        ctx.rows = len(y)
+        return y.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy(0, index, grad), None
+
+
+class Layout:
+    """A batch of streams, given the tokens of their sentences.
+
+    Args:
+        lengths: by stream, by sentence.
+        memory: M.
+        in_context: thoughts are positions in front of the sentence, and read like them.
+        recurrent: sentence after sentence; else all sentences at once, as nothing goes from one to another.
+
+    steps, chunks: Rows of the earlier blocks, sentence step by sentence step, and of the later ones.
+    sentences: of each step, which in the order of the batch, (R,) int64 on the host.
+    rest: (N + sentences,) step after step, tokens then ends: which token, N standing for an end.
+    order: (q,) which position of the chunks, put together, each label asks.
+    step_of: (q,) the sentence step of each label, on the host.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[Sequence[int]],
+        *,
+        memory: int,
+        in_context: bool,
+        recurrent: bool,
+        device: torch.device | str,
+    ):
+        self.memory, self.in_context, self.device = memory, in_context, torch.device(device)
+        self.lengths = np.array([n for stream in lengths for n in stream], dtype=np.int64)
+        self.counts = np.array([len(stream) for stream in lengths], dtype=np.int64)
+        self.begins = np.cumsum(self.lengths) - self.lengths
+        self.first = np.cumsum(self.counts) - self.counts
+        self.tokens = int(self.lengths.sum())
+        self.step = np.arange(len(self.lengths)) - np.repeat(self.first, self.counts)
+        """Of each sentence."""
+        self.sentences = self._by_step() if recurrent else self._all_at_once()
+        self.reads_thoughts = recurrent and memory > 0
+        self.steps = [self._rows([t], ends=True) for t in range(len(self.sentences))]
+        self.widths = [len(of) for of in self.sentences]
+        """R of each step."""
+        self.goes_on = [after for after in self.widths[1:]] + [0] if recurrent else [0] * len(self.widths)
+        """Of each step, how many of its first rows have a next sentence."""
+        self.groups = self._groups()
+        self.chunks = [self._rows(group, ends=False) for group in self.groups]
+        self.rest = self._tensor(self._rest())
+        self.order = self._tensor(self._order())
+        labels = self.lengths + 1
+        self.step_of = np.repeat(self.step, labels)
+
+    # ---- which sentences go together ------------------------------------------------------------------------------
+
+    def _by_step(self) -> list[np.ndarray]:
+        order = np.argsort(-self.counts, kind="stable")  # the streams that are alive come first
+        steps = range(int(self.counts.max(initial=0)))
+        return [self.first[order[self.counts[order] > t]] + t for t in steps]
+
+    def _all_at_once(self) -> list[np.ndarray]:
+        if not len(self.lengths):
+            return []
+        piece = (np.cumsum(self.lengths + 2) - 1) // CHUNK
+        return np.split(np.arange(len(self.lengths)), np.flatnonzero(np.diff(piece)) + 1)
+
+    def _groups(self) -> list[list[int]]:
+        """Steps of every chunk: neighbours, as long as their positions are few."""
+        groups: list[list[int]] = []
+        held = 0
+        for t, of in enumerate(self.sentences):
+            size = int(self.lengths[of].sum()) + len(of)
+            if not groups or held + size > CHUNK:
+                groups.append([])
+                held = 0
+            groups[-1].append(t)
+            held += size
+        return groups
+
+    def filled(self, t: int) -> int:
+        """Thoughts that the rows of a step read."""
+        return min(t, self.memory) if self.reads_thoughts else 0
+
+    # ---- where positions go -----------------------------------------------------------------------------------------
+
+    def _rows(self, group: list[int], ends: bool) -> Rows:
+        slots = [self.filled(t) if self.in_context else 0 for t in group]
+        of = [self.lengths[self.sentences[t]] for t in group]
+        longest = max(slot + int(n.max()) for slot, n in zip(slots, of, strict=True))
+        L = longest + (2 if ends else 1)
+        cells, places, filled, row = [], [], [], 0
+        for t, slot, n in zip(group, slots, of, strict=True):
+            own = row + np.arange(len(n))
+            column = slot + ranges(np.ones_like(n), n)
+            base = self.memory - slot if self.in_context else 0
+            parts = [(np.repeat(own, slot), np.tile(np.arange(slot), len(n)), 0), (own, np.full(len(n), slot), base)]
+            parts += [(np.repeat(own, n), column, base)] + ([(own, slot + n + 1, base)] if ends else [])
+            cells += [r * L + c for r, c, _ in parts]
+            places += [c + shift for _, c, shift in parts]
+            filled.append(np.full(len(n), self.filled(t)))
+            row += len(n)
+        sizes = np.concatenate([self._sizes(t, ends) for t in group])
+        held = np.concatenate(filled)
+        return Rows(
+            row,
+            L,
+            self._tensor(np.concatenate(cells)),
+            self._tensor(np.concatenate(places)),
+            held,
+            self._tensor(np.repeat([self.filled(t) > 0 for t in group], sizes)[:, None]),
+            self._tensor(self._windows(group)),
+        )
+
+    def _sizes(self, t: int, ends: bool) -> np.ndarray:
+        """(1,) positions of a step."""
+        R, slot = len(self.sentences[t]), self.filled(t) if self.in_context else 0
+        return np.array([int(self.lengths[self.sentences[t]].sum()) + R * (slot + 1 + ends)])
+
+    def _windows(self, group: list[int]) -> np.ndarray:
+        """Thoughts are numbered step by step, those alone that are read by a next sentence."""
+        most = max(self.filled(t) for t in group)
+        after = [len(of) for of in self.sentences[1:]]
+        begins = np.cumsum([0, *after])
+        found = []
+        for t in group:
+            R, n = len(self.sentences[t]), self.filled(t)
+            window = np.zeros((R, most), dtype=np.int64)
+            window[:, :n] = np.arange(R)[:, None] + begins[t - n : t]
+            found.append(window)
+        return np.concatenate(found)
+
+    def _rest(self) -> np.ndarray:
+        parts = [np.empty(0, np.int64)]
+        for of in self.sentences:
+            parts += [ranges(self.begins[of], self.lengths[of]), np.full(len(of), self.tokens)]
+        return np.concatenate(parts)
+
+    def _order(self) -> np.ndarray:
+        order, at = np.empty(self.tokens + len(self.lengths), dtype=np.int64), 0
+        for t, of in enumerate(self.sentences):
+            R, n = len(of), self.lengths[of]
+            at += R * self.filled(t) if self.in_context else 0
+            label = self.begins[of] + of
+            order[label] = at + np.arange(R)
+            order[ranges(label + 1, n)] = at + R + np.arange(int(n.sum()))
+            at += R + int(n.sum())
+        return order
+
+    def after_tokens(self) -> Tensor:
+        """(N,) the label of what follows each token: the next token of its stream, or else the end of its sentence."""
+        of = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        place = ranges(np.ones_like(self.lengths), self.lengths)
+        last = np.zeros(len(self.lengths), bool)
+        last[self.first + self.counts - 1] = True
+        return self._tensor(self.begins[of] + of + place + ((place == self.lengths[of]) & ~last[of]))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """start, start + 1, .., start + count - 1 of each, one after the other."""
+    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+class PackedReader:
+    """Reads own positions and thoughts of the rows of a step or a chunk."""
+
+    def __init__(self, rows: Rows, rotation: Rotation | None, dropout: float):
+        self.rows, self.rotation, self.dropout, self.filled = rows, rotation, dropout, rows.remembers
+        self.thoughts: dict[int, tuple[Tensor, Tensor]] = {}
+        """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        span, plan = self.rows.planned("own", q.device)
+        q, k, v = map(self.rows.lay, (q, k, v))
+        return self.rows.pick(attend(q, [Source(k, v, span)], plan=plan, dropout=self.dropout))
+
+    def remember(self, layer: int, q: Tensor) -> Tensor:
+        if layer not in self.thoughts:
+            return torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
+        span, plan = self.rows.planned("thoughts", q.device)
+        k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
+        return self.rows.pick(attend(self.rows.lay(q), [Source(k, v, span)], plan=plan, dropout=self.dropout))
+
+
+def keys_and_values(projected: Tensor, ranks: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Projected thoughts (R, F, 2C), oldest first, to keys and values (R, H, F, D); rank 0 is the oldest."""
+    k, v = projected.chunk(2, dim=-1)
+    k = k + ranks[: k.shape[1]]
+    return tuple(x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (k, v))  # type: ignore[return-value]
+
+
+def gathered(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x by an index that may repeat them; the backward of an embedding adds them up in one go."""
+    return F.embedding(index, x)

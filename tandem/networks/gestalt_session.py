@@ -1,0 +1,242 @@
+"""Generation by Thought Gestalt: sentence by sentence, with the memory as state.
+
+    prefill   x x x [EOS] x x x x [EOS] x x        closed sentences run to their thought, the last one stays open
+    step      x                                    one position through all blocks
+    step      [EOS]                                the sentence is closed: its thought is made and kept, and the logits
+                                                   are those of the next sentence's first token
+
+A sentence of `cap` tokens is closed by force. A text's tokens never contain [EOS]; a prompt may, where its sentences
+are known to end. Rows stand at different sentences, and what is kept of each is
+
+    of a thought          keys and values of the C blocks (the thought itself where memory is in context)
+    of an open position   keys and values of the S blocks, dropped as the sentence closes
+
+Letters: B rows of the session, R of them that move, P positions that they read, packed row after row, M memory slots,
+C width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, prefix
+
+if TYPE_CHECKING:
+    from tandem.networks.gestalt import Gestalt
+
+
+class GestaltSession:
+    """held, slots, known: by row, positions of the open sentence, how many of these are thoughts, thoughts kept."""
+
+    def __init__(self, network: "Gestalt", rows: int):
+        self.network, self.rows = network, rows
+        self.held, self.slots, self.known = (np.zeros(rows, np.int64) for _ in range(3))
+        self.seeds: list[Tensor | None] = [None] * rows
+        """The last thought of each row."""
+        self.forced = 0
+        """Sentences that were closed because they were full."""
+        self.own: dict[int, Tensor] = {}
+        """By layer, (2, B, H, positions, D)."""
+        self.thoughts: dict[int, Tensor] = {}
+        """By layer of cross-attention, projected (B, M, 2C); in context, as they are, (B, M, C) under -1."""
+        with torch.no_grad():
+            self.ranks = network.ranks(range(network.config.depth), network.table.weight)
+
+    @torch.inference_mode()
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        if len(prompts) != self.rows or not all(prompts):
+            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        cut = [self._cut(prompt) for prompt in prompts]
+        for t in range(max(len(closed) for closed, _ in cut)):
+            rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]
+            self._close(rows, [cut[row][0][t] for row in rows])
+        return self._read(range(self.rows), self._fronts(range(self.rows)), [tail for _, tail in cut])
+
+    def _cut(self, prompt: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Closed sentences of a prompt, and what of the next one is there."""
+        closed, tail = [], []
+        for token in prompt:
+            full = not tail and closed and len(closed[-1]) == self.network.config.cap
+            if token != self.network.end:
+                tail.append(token)
+            elif full:  # closed already
+                continue
+            if token == self.network.end or len(tail) == self.network.config.cap:
+                self.forced += token != self.network.end
+                closed.append(tail)
+                tail = []
+        return closed, tail
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        logits = None
+        for column in tokens.reshape(self.rows, -1).T.tolist():
+            logits = self._one_each(column, logits)
+        assert logits is not None
+        return logits
+
+    def _one_each(self, tokens: list[int], before: Tensor | None) -> Tensor:
+        """(B, V + 1) after one token of every row."""
+        network, cap = self.network, self.network.config.cap
+        going = [row for row, token in enumerate(tokens) if token != network.end]
+        logits = network.table.weight.new_zeros(self.rows, network.end + 1, dtype=torch.float32)
+        if going:
+            logits[going] = self._read(going, [None] * len(going), [[tokens[row]] for row in going])
+        full = [row for row in going if self.held[row] - self.slots[row] - 1 == cap]
+        self.forced += len(full)
+        ending = sorted({*full, *range(self.rows)} - ({*going} - {*full}))
+        if ending:
+            self._close(ending, None)
+            logits[ending] = self._read(ending, self._fronts(ending), [[]] * len(ending))
+        return logits
+
+    # ---- sentences --------------------------------------------------------------------------------------------------
+
+    def _fronts(self, rows: Sequence[int]) -> list[Tensor]:
+        """What the next sentence of each row starts with: thoughts that are in context, then seed or [BOS]."""
+        network = self.network
+        begin = network.table.weight[network.begin][None]
+        fronts = []
+        for row in rows:
+            n = int(self.known[row])
+            slots = self.thoughts[-1][row, :n] if network.config.in_context and n else begin[:0]
+            self.held[row], self.slots[row] = 0, len(slots)
+            seed = self.seeds[row][None] if network.config.seed and self.seeds[row] is not None else begin
+            fronts.append(torch.cat((slots.to(begin.dtype), seed.to(begin.dtype))))
+        return fronts
+
+    def _close(self, rows: list[int], sentences: list[list[int]] | None) -> None:
+        """Reads whole sentences, or the ends of the open ones, up to the thought, and keeps it."""
+        network, c = self.network, self.network.config
+        whole = sentences is not None
+        fronts = self._fronts(rows) if whole else [None] * len(rows)
+        texts = [[*text, network.end] for text in (sentences if sentences is not None else [[]] * len(rows))]
+        states, last = self._states(rows, fronts, texts, range(network.depth_of_thought))
+        v = states[last]
+        thoughts, _ = network.thought(network.norm(v) if c.thought_from is None else v)
+        for i, row in enumerate(rows):
+            self.seeds[row] = thoughts[i]
+        if not c.memory:
+            return
+        parts = {-1: thoughts} if c.in_context else {
+            layer: network.stack[layer].memory.project(thoughts.to(v.dtype)) for layer in self.ranks  # type: ignore[union-attr]
+        }  # fmt: skip
+        for layer, new in parts.items():
+            self.thoughts[layer] = self._pushed(self.thoughts.get(layer), rows, new)
+        self.known[rows] = np.minimum(self.known[rows] + 1, c.memory)
+
+    def _pushed(self, held: Tensor | None, rows: list[int], new: Tensor) -> Tensor:
+        """Memory (B, M, ..) with one more of each of the rows, the oldest dropped where it was full; a new tensor, so
+        that forks may share the old one."""
+        M = self.network.config.memory
+        held = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
+        known = torch.from_numpy(self.known[rows])
+        full = known == M
+        index = torch.tensor(rows)
+        older = held[index]
+        older[full] = older[full].roll(-1, dims=1)
+        older[torch.arange(len(rows)), known.clamp_max(M - 1)] = new
+        held[index] = older
+        return held
+
+    # ---- positions --------------------------------------------------------------------------------------------------
+
+    def _read(self, rows: Sequence[int], fronts: Sequence[Tensor | None], texts: list[list[int]]) -> Tensor:
+        """Logits (R, V + 1) after these positions of some rows, through all blocks."""
+        network = self.network
+        states, last = self._states(list(rows), fronts, texts, range(network.config.depth))
+        hidden = network.norm(states[last])
+        return (hidden @ network.table.weight[: network.end + 1].T).float()
+
+    def _states(
+        self, rows: list[int], fronts: Sequence[Tensor | None], texts: list[list[int]], layers: range
+    ) -> tuple[Tensor, Tensor]:
+        """States (P, C) of fronts and tokens of each row after some blocks, and which is the last of each row."""
+        network = self.network
+        device = network.table.weight.device
+        tokens = network.embed(torch.tensor([t for text in texts for t in text], dtype=torch.long, device=device))
+        parts = []
+        for front, text in zip(fronts, tokens.split([len(text) for text in texts]), strict=True):
+            parts += [text] if front is None else [front, text]
+        lengths = np.array([len(text) + (0 if f is None else len(f)) for f, text in zip(fronts, texts, strict=True)])
+        reader = SessionReader(self, np.array(rows), lengths)
+        x = torch.cat(parts)
+        if network.places is not None:
+            x = x + network.places(reader.places)
+        x = x[None]
+        for layer in layers:
+            block = network.stack[layer]
+            x = block(x, reader) if network.config.memory or hasattr(block, "qkv") else block.think(x)  # type: ignore[operator]
+        self.held[rows] += lengths
+        return x[0], torch.from_numpy(np.cumsum(lengths) - 1).to(device)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def fork(self) -> "GestaltSession":
+        other = GestaltSession.__new__(GestaltSession)
+        other.__dict__ |= self.__dict__
+        other.held, other.slots, other.known = self.held.copy(), self.slots.copy(), self.known.copy()
+        other.own = {layer: kv.clone() for layer, kv in self.own.items()}
+        other.thoughts = dict(self.thoughts)
+        other.seeds = list(self.seeds)
+        return other
+
+    @property
+    def bytes(self) -> int:
+        own = sum(kv[:, 0, :, 0].nbytes * int(self.held.sum()) for kv in self.own.values())
+        return own + sum(kept[0, 0].nbytes * int(self.known.sum()) for kept in self.thoughts.values())
+
+
+class SessionReader:
+    """Reads caches of the rows that move; their new positions are appended to them."""
+
+    def __init__(self, session: GestaltSession, rows: np.ndarray, lengths: np.ndarray):
+        network, c = session.network, session.network.config
+        self.session, self.device = session, network.table.weight.device
+        before, R, L = session.held[rows], len(rows), int(lengths.max())
+        self.index = torch.from_numpy(rows).to(self.device)
+        self.row = torch.from_numpy(np.repeat(rows, lengths)).to(self.device)
+        column = ranges(before, lengths)
+        self.column = torch.from_numpy(column).to(self.device)
+        slots = np.repeat(session.slots[rows], lengths)
+        in_front = column < slots
+        places = np.where(in_front, column, column - slots + (c.memory if c.in_context else 0))
+        self.places = torch.from_numpy(places).to(self.device)
+        self.rotation: Rotation | None = network.rotation(network.table.weight)
+        if self.rotation is not None:
+            self.rotation.cos_TD = self.rotation.cos_TD[self.places]
+            self.rotation.sin_TD = self.rotation.sin_TD[self.places]
+        known = np.zeros_like(rows) if c.in_context else session.known[rows]
+        self.filled = torch.from_numpy(np.repeat(known > 0, lengths)[:, None]).to(self.device)
+        cell = np.repeat(np.arange(R), lengths) * L + ranges(np.zeros_like(lengths), lengths)
+        self.rect = Rows(R, L, torch.from_numpy(cell).to(self.device), self.places, known, self.filled, self.index)
+        reads = before[:, None] + np.minimum(np.arange(L) + 1, lengths[:, None])
+        self.most, self.memory = int(reads.max()), int(known.max(initial=0))
+        self.own = Span(torch.zeros(R, L, dtype=torch.long), torch.from_numpy(reads))
+        self.remembered = prefix(torch.from_numpy(known), L)
+        plans = [([self.own], self.most), ([self.remembered], self.memory)]
+        self.plans = [plan_attention(s, [n], device=self.device, backend="tiled") for s, n in plans]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own = self.session.own
+        if layer not in own:
+            H, D = k.shape[1], k.shape[3]
+            own[layer] = k.new_zeros(2, self.session.rows, H, self.session.network.config.positions_of_row, D)
+        kv = own[layer]
+        kv[:, self.row, :, self.column] = torch.stack((k[0], v[0])).permute(2, 0, 1, 3)
+        k, v = kv[:, self.index, :, : self.most]
+        return self.rect.pick(attend(self.rect.lay(q), [Source(k, v, self.own)], plan=self.plans[0]))
+
+    def remember(self, layer: int, q: Tensor) -> Tensor:
+        if not self.memory:
+            return torch.zeros_like(q)
+        kept = self.session.thoughts[layer][self.index, : self.memory]
+        k, v = keys_and_values(kept, self.session.ranks[layer].to(kept.dtype), q.shape[1])
+        source = [Source(k, v, self.remembered)]
+        return self.rect.pick(attend(self.rect.lay(q), source, plan=self.plans[1]))

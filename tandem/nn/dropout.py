@@ -1,0 +1,55 @@
+"""Dropout whose masks are a function of a key, so that what is computed again draws the same ones.
+
+    with drawn(batch.key, device, "lower", t):       everything drawn inside comes from (key, "lower", t) alone
+        x = dropped(x, 0.1)
+
+The masks of attention are drawn inside PyTorch's kernels, which know no generator but the device's own: `drawn` sets
+that one and puts it back as it was.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from tandem.recipe import Settings
+
+
+class Dropout(Settings):
+    """Rates in training; nothing is dropped in scoring and generation."""
+
+    residual: float = Field(0.0, ge=0, le=1)
+    """Of embeddings, of what attention and MLP add, and of the MLP's inner channels."""
+    attention: float = Field(0.0, ge=0, le=1)
+    """Of attention weights."""
+    token: float = Field(0.0, ge=0, le=1)
+    """Of whole tokens: the vector of a text token, its position included, is set to 0."""
+
+
+@contextmanager
+def drawn(key: int | None, device: torch.device, *place: object) -> Iterator[None]:
+    """Inside, the device's generator starts from `key` and `place`; None: it is left alone, as nothing is drawn."""
+    if key is None:
+        yield
+        return
+    seed = int.from_bytes(hashlib.blake2b(repr((key, *place)).encode(), digest_size=7).digest())
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def dropped(x: Tensor, rate: float) -> Tensor:
+    """x with entries set to 0 at `rate`, the others scaled up by as much."""
+    return F.dropout(x, rate) if rate else x
+
+
+def tokens_dropped(x: Tensor, rate: float, text: Tensor) -> Tensor:
+    """Vectors (N, C) of the positions that `text` (N,) marks, each set to 0 at `rate`; nothing is scaled up."""
+    if not rate:
+        return x
+    out = text & (torch.rand(text.shape, device=text.device) < rate)
+    return x.masked_fill(out[:, None], 0.0)

@@ -1,0 +1,124 @@
+"""The father-son probe, on a network made by hand that copies what stands at a place, and on tiny ones."""
+
+import pytest
+import torch
+
+from tandem.corpus import IGNORE, Tokenizer, scoring_rows
+from tandem.evaluation.father_son import (
+    NAMES,
+    FatherSon,
+    answers,
+    drawn_pairs,
+    question,
+    read_names,
+    read_sentences,
+    single_tokens,
+)
+from tandem.networks.boundary_decoder import BoundaryDecoder
+from tandem.networks.decoder import Decoder
+from tandem.recipe import UserError
+
+TEXTS = [f"The son of {a} is {b}. The father of {b} is {a}. It was {a}" for a in NAMES[:30] for b in NAMES[:30]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, 600)
+
+
+class Copies:
+    """Gives the token at a place of the text nearly all probability as the last token."""
+
+    def __init__(self, tokenizer: Tokenizer, place: int):
+        self.vocabulary, self.place, self.head = tokenizer.vocabulary, place, torch.zeros(1)
+
+    def scoring(self, store, context, rows):
+        return scoring_rows(store, context, rows)
+
+    def score(self, batch):
+        copied = batch.tokens.gather(1, (batch.starts + self.place).clamp_max(batch.tokens.shape[1] - 1))
+        return torch.where(batch.targets == copied, 0.1, 7.0) * (batch.targets != IGNORE)
+
+
+def test_margins_of_a_network_that_copies_by_place(tokenizer):
+    pair, ids = (NAMES[0], NAMES[1]), single_tokens(list(NAMES[:30]), tokenizer)
+    places = [tokenizer.decode([token]) for token in tokenizer.encode(f"The son of {NAMES[0]} is {NAMES[1]}.")]
+    father, son = places.index(f" {NAMES[0]}"), places.index(f" {NAMES[1]}")
+    for query, sign in (("normal", 1), ("reversed", -1)):
+        for between in (0, 1, 4):
+            asked = [question(pair, query, between)]
+            for place, expected in ((son, sign), (father, -sign)):
+                target, distractor = answers(Copies(tokenizer, place), tokenizer, asked, ids, 4)[0]
+                assert distractor - target == pytest.approx(expected * 6.9)
+
+
+def test_context_and_query_are_one_text_and_no_space_follows(tokenizer):
+    asked = question(("Adam", "Alan"), "reversed", 1)
+    assert (asked.target, asked.distractor) == ("Adam", "Alan")
+    (sentences,) = read_sentences(tokenizer, [asked.sentences])
+    text = "The son of Adam is Alan. It rained all morning. The father of Alan is"
+    assert [token for sentence in sentences for token in sentence] == tokenizer.encode(text).tolist()
+    assert [tokenizer.decode(s) for s in sentences] == [
+        "The son of Adam is Alan.",
+        " It rained all morning.",
+        " The father of Alan is",
+    ]
+    alone = question(("Adam", "Alan"), "normal", None)
+    assert alone.sentences == ["The son of Adam is"] and alone.target == "Alan"
+
+
+def test_every_pair_is_asked_in_both_orders():
+    pairs = drawn_pairs(list("abcdefgh"), 20, seed=1)
+    assert len(pairs) == len(set(pairs)) == 20 and {(b, a) for a, b in pairs} == set(pairs)
+    assert all(a != b for a, b in pairs) and pairs != drawn_pairs(list("abcdefgh"), 20, seed=2)
+    assert len(drawn_pairs(list("abcdefgh"), 1000, seed=1)) == 56
+    assert len({father for father, _ in pairs}) > 4  # not the first names of the list
+
+
+def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
+    kept = single_tokens(list(NAMES), tokenizer)
+    assert set(NAMES[:30]) <= set(kept) and len(kept) < len(NAMES)
+    assert all(tokenizer.decode([token]) == f" {name}" for name, token in kept.items())
+    with pytest.raises(UserError, match=r"0 of 2 names are one token of this tokenizer, and it takes 12"):
+        single_tokens(["Xyzzyq", "Qwortle"], tokenizer)
+    path = tmp_path / "names.txt"
+    path.write_text("Ann\nBob\n\nMary Ann\nBob\n")
+    assert read_names(str(path)) == ["Ann", "Bob"]
+    with pytest.raises(UserError, match=r"probe.names = .*absent.txt: can not be read"):
+        read_names(str(tmp_path / "absent.txt"))
+
+
+@pytest.mark.parametrize("network", ["decoder", "boundary_decoder", "gestalt"])
+def test_the_probe_asks_networks_of_every_view(tokenizer, network, tmp_path):
+    from tandem.networks.gestalt import Gestalt
+
+    cls = {"decoder": Decoder, "boundary_decoder": BoundaryDecoder, "gestalt": Gestalt}[network]
+    config = next(iter(cls.tiny().values()))
+    if network == "gestalt":
+        config = config.model_copy(update={"cap": 64})
+    made = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+    for parameter in made.parameters():
+        parameter.data *= 4
+    found = FatherSon(FatherSon.Config(pairs=12, rows=5))(made, tokenizer, torch.device("cpu"))
+    seeded = 2 if network == "gestalt" else 1
+    assert len(found.record["conditions"]) == 2 * (1 + 3 * seeded) and found.record["pairs"] == 12
+    assert found.record["single_token_share"] == found.record["names_kept"] / len(NAMES) < 1
+    margins = [row["margin"] for row in found.record["conditions"]]
+    assert len(set(margins)) == len(margins)  # every condition is another question
+    found.plots["margins"](tmp_path / "margins.png")
+    assert (tmp_path / "margins.png").stat().st_size > 5000
+
+
+def test_what_a_network_of_sentences_is_asked_is_an_open_sentence(tokenizer):
+    from tandem.networks.gestalt import Gestalt
+
+    config = Gestalt.tiny()["alternate"].model_copy(update={"cap": 64})
+    network = Gestalt(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+    for parameter in network.parameters():
+        parameter.data *= 4
+    asked, ids = question(("Adam", "Alan"), "reversed", 1), single_tokens(list(NAMES[:30]), tokenizer)
+    (sentences,) = read_sentences(tokenizer, [asked.sentences])
+    prompt = [token for sentence in sentences[:-1] for token in (*sentence, network.end)] + sentences[-1]
+    logits = network.session(1).prefill([prompt])[0].log_softmax(-1)
+    expected = [-logits[ids[name]].item() for name in (asked.target, asked.distractor)]
+    assert answers(network, tokenizer, [asked], ids, 4)[0].tolist() == pytest.approx(expected, abs=1e-4)
