@@ -42,7 +42,7 @@ BUGS = {
         ("a document is not begun", ROWS,
          "if first == 0:", "if first < 0:"),
         ("rows read by positions, not by tokens", ROWS,
-         "return self.begin + step * self.rows * self.row_tokens", "return self.begin + step * self.rows * self.context"),
+         "self.begin + step * self.rows * self.row_tokens", "self.begin + step * self.rows * self.context"),
     ],
     "networks/boundary_decoder.py": [
         ("the ends of another document are read", GIST,
