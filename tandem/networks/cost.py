@@ -7,6 +7,7 @@ One multiply-add is two FLOPs; training is three times the forward for matrix pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Cost:
     cache: Callable[[int], int]
     passes: float = 1
     training_linear: float | None = None
+
+    once: ClassVar[int | property] = 0
 
     @property
     def total_parameters(self) -> int:

@@ -18,6 +18,9 @@ from tandem.recipe import Settings, register
 class NextToken:
     """Predict every token of a document from those before it; the document end is asked, too."""
 
+    mixes = False
+    """Whether it hands a network other embeddings than those of single tokens."""
+
     class Config(Settings):
         pass
 

@@ -51,6 +51,8 @@ Until = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
 class Superposition:
     """Bags of tokens first, then tokens (Token Superposition Training); the defaults are the paper's."""
 
+    mixes = True
+
     class Config(Settings):
         bag: Bag | list[Bag] = 6
         """s, tokens of a bag; 1 is next_token. A list: one phase of bags after the other."""

@@ -33,6 +33,7 @@ class Case:
     name: str
     network: type[Network]
     config: Any
+    vocabulary: int = VOCABULARY
 
     def __str__(self) -> str:
         return self.name
@@ -40,7 +41,7 @@ class Case:
     def fresh(self, seed: int = 0) -> Network:
         """As training builds it."""
         generator = torch.Generator().manual_seed(seed)
-        return self.network(self.config, VOCABULARY, CONTEXT, generator)  # type: ignore[call-arg]
+        return self.network(self.config, self.vocabulary, CONTEXT, generator)  # type: ignore[call-arg]
 
     def build(self, seed: int = 0) -> Network:
         """In float64, every parameter moved far from where it starts."""
@@ -82,11 +83,12 @@ class Task:
         return [first.view.batch(0, part, parts) for part in range(parts)]
 
 
-def tasks(settings: int | None = None) -> list[Task]:
-    """Every registered objective at each of its tiny settings, or at so many of them."""
+def tasks(network: type[Network], settings: int | None = None) -> list[Task]:
+    """Every registered objective that the network takes, at each of its tiny settings, or at so many of them."""
+    taken = {name: cls for name, cls in registered("objective").items() if not (network.tokens_only and cls.mixes)}  # type: ignore[attr-defined]
     return [
         Task("-".join(filter(None, (name, setting))), cls(config))
-        for name, cls in registered("objective").items()
+        for name, cls in taken.items()
         for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
     ]
 
@@ -145,10 +147,10 @@ def texts() -> list[list[list[int]]]:
 
 
 def log_probabilities(network: Network, text: list[int]) -> Tensor:
-    """log p (T, ids) of every id of the head after every token of one text, asked of `score`: a row for each id."""
-    ids = len(network.head)
-    tokens = torch.tensor([text]).expand(ids, -1)
-    targets = torch.arange(ids)[:, None].expand_as(tokens)
+    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id."""
+    V = len(network.head)
+    tokens = torch.tensor([text]).expand(V, -1)
+    targets = torch.arange(V)[:, None].expand_as(tokens)
     with torch.no_grad():
         return -network.score(Batch(tokens, targets, torch.zeros_like(tokens))).T
 

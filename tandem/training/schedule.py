@@ -8,7 +8,7 @@
 
 Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the peak:
 
-    warm-up   (k + 1) / w                                          so that the first update is not lost
+    warm-up   (k + 1) / w                                          so that the first update is not lost; or k / w
     wsd       f + (1 - f) min(1, (T - k) / d)
     cosine    f + (1 - f) (1 + cos(pi (k - w) / (T - w))) / 2      for k >= w
     linear    1 - (1 - f) (k - w) / (T - w)                        for k >= w
@@ -27,6 +27,8 @@ class _Config(Settings):
     """Warm-up: steps (an integer) or a share of the run (below 1)."""
     floor: float = Field(0.1, ge=0, le=1)
     """Rate at the end, as a share of the peak."""
+    warmup_from_zero: bool = False
+    """The first update has rate 0, and a share is not rounded to steps: as Thought Gestalt's release counts."""
 
 
 class Schedule:
@@ -36,10 +38,12 @@ class Schedule:
 
     def __init__(self, config: _Config, steps: int):
         self.config, self.steps = config, steps
-        self.warmup = in_steps(config.warmup, steps)
+        is_share = config.warmup_from_zero and isinstance(config.warmup, float)
+        self.warmup = config.warmup * steps if is_share else in_steps(config.warmup, steps)
 
     def __call__(self, step: int) -> float:
-        return min(1.0, (step + 1) / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+        risen = step if self.config.warmup_from_zero else step + 1
+        return min(1.0, risen / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
         raise NotImplementedError
