@@ -14,8 +14,8 @@ NONE = "\N{EN DASH}"
 ONE_SEED = " †"
 """Beside an interval over documents alone."""
 ENDS = (
-    "Some arms are told where sentences end, which says something of the text to come. So these ends are paid for: their "
-    "nats are added to those of the text. With the ends for nothing, as papers count:"
+    "Some arms are told where sentences end, which says something of the text to come. So these ends are paid for: "
+    "their nats are added to those of the text. With the ends for nothing, as papers count:"
 )
 
 
