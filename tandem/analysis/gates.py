@@ -128,7 +128,7 @@ def nats_per_token(
     """
     nats = tokens = 0.0
     for scoring in scorings:
-        batch: StreamBatch = scoring.batch  # type: ignore[assignment]
+        batch: StreamBatch = scoring.batch
         seen = use if youngest is None else exchange(youngest, batch)
         with watched(network, seen) if seen else contextlib.nullcontext():
             nll = network.score(batch).double().cpu()  # type: ignore[arg-type]

@@ -6,7 +6,8 @@
     query i of sentence k, which starts at a_k      own positions [a_k, i + 1);  gathered [EOS] [first sentence, k)
 
 The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. In a score they
-are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder.
+are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder. A session reads
+them where a prompt has them; the command's prompts have none, and its texts are of text tokens alone.
 Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
 the mask is that of its text, for its authors' code states that theirs asked the queries for the gist flag.
 Cost: that of the plain decoder on its rows, boundaries included; the mask of gist reads fewer keys than are counted.
