@@ -33,6 +33,8 @@ def generate(
 ) -> Iterator[tuple[int, int]]:
     """Yields (row, token) as tokens are drawn; a row ends with `stop`, which is yielded, or after `max_tokens`.
 
+    Boundaries that a network draws are read by it and never yielded.
+
     Raises: UserError, before anything runs, for an empty prompt, an id outside the vocabulary, and a length that is
         less than 1 or more than the network has positions for.
     """
@@ -41,8 +43,8 @@ def generate(
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise UserError(f"prompt {row} has no tokens; start it with the document end")
-        if outside := [token for token in prompt if not 0 <= token < network.vocabulary]:
-            raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {network.vocabulary - 1}")
+        if outside := [token for token in prompt if not 0 <= token < len(network.head)]:
+            raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {len(network.head) - 1}")
         if network.longest is not None and len(prompt) + max_tokens > network.longest:
             raise UserError(
                 f"prompt {row} has {len(prompt)} tokens and {max_tokens} more are asked, but this network has learned "
@@ -59,14 +61,17 @@ def _tokens(
     max_tokens: int,
     stop: int | None,
 ) -> Iterator[tuple[int, int]]:
-    session, going = network.session(len(prompts)), range(len(prompts))
+    session, left, going = network.session(len(prompts)), [max_tokens] * len(prompts), list(range(len(prompts)))
     logits = session.prefill(prompts)
-    for left in reversed(range(max_tokens)):
-        tokens = sampler.choose(logits[:, : network.vocabulary], generators)  # spare rows of a table are no text
+    for _ in range(2 * max_tokens):  # a boundary is drawn, too, and is no text: at most one for each token
+        tokens = sampler.choose(logits, generators)
         drawn = tokens.tolist()
-        yield from ((row, drawn[row]) for row in going)
-        going = [row for row in going if drawn[row] != stop]
-        if not going or not left:
+        for row in going:
+            if drawn[row] < network.vocabulary:
+                left[row] -= 1
+                yield row, drawn[row]
+        going = [row for row in going if drawn[row] != stop and left[row]]
+        if not going:
             return
         logits = session.step(tokens)  # rows that have stopped go on unseen: the batch keeps its shape
 
@@ -92,7 +97,7 @@ def generate_text(
             raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise UserError(f"prompt {row} is not text: it holds bytes that are not UTF-8")
-    starts = [tokenizer.encode(prompt).tolist() or [tokenizer.eos] for prompt in prompts]
+    starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
     streams, texts = [TextStream(tokenizer) for _ in prompts], ["" for _ in prompts]
 
     def emit(row: int, piece: str) -> None:

@@ -34,7 +34,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tandem.corpus import IGNORE, Batch, ScoringBatch, SentenceStreams, Store, StreamBatch, Streams, scoring_streams
+from tandem.corpus import (
+    IGNORE,
+    Batch,
+    ScoringBatch,
+    SentenceStreams,
+    Store,
+    StreamBatch,
+    Streams,
+    Tokenizer,
+    scoring_streams,
+)
+from tandem.corpus.boundaries import aligned
+from tandem.corpus.splitters import splitter
 from tandem.networks.gestalt_blocks import MemoryBlock, ParallelBlock, SerialBlock, ThoughtHead, hinge, rank_table
 from tandem.networks.gestalt_cost import GestaltCost
 from tandem.networks.gestalt_layout import Layout, PackedReader, Rows, gathered
@@ -189,6 +201,15 @@ class Gestalt(Network):
         """Whole documents, memory empty at the first sentence of each."""
         return scoring_streams(store, context, rows, documents)
 
+    def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """[EOS] stands where a sentence of the text ends, by the rules of splitter `rules`; the last one stays open."""
+        (ids,), (sizes,) = tokenizer.encode_batch([text])
+        if not text.strip():
+            return ids.tolist()
+        pieces, _ = next(splitter("rules", None, None)([text]))
+        starts, _ = aligned(pieces, sizes)
+        return np.insert(ids.astype(np.int64), starts[1:], self.end).tolist()
+
     @property
     def blocks(self) -> nn.ModuleList:
         return self.stack
@@ -294,7 +315,8 @@ class Gestalt(Network):
             return super().asked(hidden, batch, counts)
         targets, is_end = batch.targets[0], batch.targets[0] == self.end
         slots = torch.stack((targets.masked_fill(is_end, IGNORE), targets.masked_fill(~is_end, IGNORE)), dim=1)
-        mass = torch.tensor(batch.tokens_at) + batch.end_weight * torch.tensor(batch.rows_at)
+        rows, text = (torch.tensor(totals, dtype=torch.float64) for totals in (batch.rows_at, batch.tokens_at))
+        mass = text + batch.end_weight * rows
         if self.config.reduction == "tokens":
             share = (1 / mass.sum()).expand(len(targets))
         else:

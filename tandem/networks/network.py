@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, scoring_rows
+from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import nll_sums, token_nll
@@ -91,6 +91,10 @@ class Network(nn.Module):
     ) -> Iterator[ScoringBatch]:
         """How it reads documents to score them; `score` has the shape of `document` and `index`."""
         return scoring_rows(store, context, rows, documents)
+
+    def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """What a session's prompt is for a text."""
+        return tokenizer.encode(text).tolist()
 
     @property
     def longest(self) -> int | None:

@@ -1,0 +1,119 @@
+"""Thought Gestalt as it is written down: one stream, one sentence at a time. The reference of tests and benchmarks.
+
+Nothing is packed, shared between steps or put off: every sentence runs through all blocks, memory is projected anew for
+every sentence with its ranks added before, and the head reads one sentence at a time. No dropout.
+
+Shapes: n + 2 positions of a sentence, F thoughts, C width, H heads, D head width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem.corpus import StreamBatch
+from tandem.networks.gestalt import Gestalt
+from tandem.networks.gestalt_blocks import MemoryBlock, MemoryRead, ParallelBlock, SerialBlock, hinge, rank_table
+from tandem.nn.rope import Rotation, rotate
+
+
+@dataclass
+class Sentence:
+    """What one sentence gives: hidden states (n + 1, C) that predict, its thought (C,) and |r|."""
+
+    hidden: Tensor
+    thought: Tensor
+    length: Tensor
+
+
+def literal_loss(network: Gestalt, batch: StreamBatch) -> Tensor:
+    """The loss of a step, of which `batch` is the whole."""
+    c = network.config
+    mass = [tokens + batch.end_weight * rows for tokens, rows in zip(batch.tokens_at, batch.rows_at, strict=True)]
+    total, targets = torch.zeros(()), batch.targets[0]
+    for stream, first in zip(batch.lengths, _firsts(batch), strict=True):
+        at, label = first
+        memory: list[Tensor] = []
+        for t, n in enumerate(stream):
+            read = literal_sentence(network, batch.tokens[at : at + n], memory)
+            asked = targets[label : label + n + 1]
+            ce = F.cross_entropy((read.hidden @ network.head.T.to(read.hidden.dtype)).float(), asked, reduction="none")
+            w = torch.where(asked == network.end, batch.end_weight, 1.0)
+            rows, weight = (sum(batch.rows_at), sum(mass)) if c.reduction == "tokens" else (batch.rows_at[t], mass[t])
+            total = total + (w * ce).sum() / weight + c.hinge * hinge(read.length) / rows
+            memory.append(read.thought.detach() if c.detach else read.thought)
+            at, label = at + n, label + n + 1
+    return total
+
+
+def literal_sentence(network: Gestalt, tokens: Tensor, thoughts: list[Tensor], closed: bool = True) -> Sentence:
+    """One sentence behind all thoughts of its stream so far; `closed`: [EOS] stands behind its tokens."""
+    c, table = network.config, network.table.weight
+    start = thoughts[-1] if c.seed and thoughts else table[network.begin]
+    e = torch.cat((start[None].to(table.dtype), table[tokens], table[network.end][None][: int(closed)]))
+    memory = thoughts[-c.memory :] if c.memory else []
+    slots = len(memory) if c.in_context else 0
+    if slots:
+        e = torch.cat((torch.stack(memory).to(e.dtype), e))
+    places = torch.arange(len(e))
+    if c.in_context:
+        places[slots:] += c.memory - slots
+    x = e if network.places is None else e + network.places(places)
+    rotation = None
+    if network.places is None:
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        rotation = Rotation(places, c.head_width, base=c.rope_base, pairing=c.positions, dtype=exact)  # type: ignore[arg-type]
+    states = []
+    for block in network.stack:
+        x = _block(block, x, rotation, [] if slots else memory)
+        states.append(x)
+    hidden = network.norm(x)
+    v = hidden[-1] if c.thought_from is None else states[c.thought_from - 1][-1]
+    r = network.thought.project(network.thought.norm(v))
+    r = r.to(torch.promote_types(r.dtype, torch.float32))
+    return Sentence(hidden[slots : len(x) - int(closed)], r / r.norm().clamp_min(1e-12), r.norm())
+
+
+def _block(block, x: Tensor, rotation: Rotation | None, memory: list[Tensor]) -> Tensor:
+    if isinstance(block, MemoryBlock):
+        x = x + _cross(block.memory, x, memory)
+    elif isinstance(block, ParallelBlock):
+        x = x + _own(block, x, rotation) + _cross(block.memory, x, memory)
+    else:
+        x = x + _own(block, x, rotation)
+        if isinstance(block, SerialBlock):
+            x = x + _cross(block.memory, x, memory)
+    return x + block.mlp(block.norm_mlp(x))
+
+
+def _own(block, x: Tensor, rotation: Rotation | None) -> Tensor:
+    q, k, v = block.qkv(block.norm_attention(x)).unflatten(-1, (3, block.heads, -1)).unbind(1)
+    if rotation is not None:
+        q, k = (rotate(y[None], rotation.cos_TD, rotation.sin_TD, rotation.pairing)[0] for y in (q, k))
+    return block.output(_attention(q, k, v, is_causal=True))
+
+
+def _cross(read: MemoryRead, x: Tensor, memory: list[Tensor]) -> Tensor | float:
+    if not memory:
+        return 0.0  # not even the bias
+    m, C = torch.stack(memory), x.shape[-1]
+    ranked = m + rank_table(len(m), C).to(m.dtype)
+    weight, bias = read.kv.weight.split(C), (None, None) if read.kv.bias is None else read.kv.bias.split(C)
+    k, v = F.linear(ranked, weight[0], bias[0]), F.linear(m, weight[1], bias[1])
+    q, k, v = (y.unflatten(-1, (read.heads, -1)) for y in (read.q(read.norm(x)), k, v))
+    return read.gate.weight * read.output(_attention(q, k, v, is_causal=False))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k, v = (y.transpose(0, 1)[None] for y in (q.to(v.dtype), k.to(v.dtype), v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)[0].transpose(0, 1).flatten(1)
+
+
+def _firsts(batch: StreamBatch) -> list[tuple[int, int]]:
+    """Of each stream, where its tokens and its labels begin."""
+    found, token, label = [], 0, 0
+    for stream in batch.lengths:
+        found.append((token, label))
+        token, label = token + sum(stream), label + sum(stream) + len(stream)
+    return found

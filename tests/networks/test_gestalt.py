@@ -1,0 +1,565 @@
+"""What is Thought Gestalt's own; what it shares with all networks is in test_contract.py."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tandem.corpus.streams import Stream, StreamBatch, stream_totals
+from tandem.generation.generate import generate
+from tandem.generation.sampling import Sampler, row_generators
+from tandem.networks.decoder import Decoder
+from tandem.networks.gestalt import Gestalt, GestaltDropout
+from tandem.networks.gestalt_blocks import rank_table
+from tandem.objectives.next_token import NextToken
+from tandem.recipe import UserError, load
+from tandem.testing.cases import EOS, VOCABULARY, Case
+from tandem.testing.contract import EXACT, FLOAT, backward, close, same_gradients
+from tandem.testing.gestalt_loop import literal_loss, literal_sentence
+
+RAGGED = [[3, 1, 5, 2, 7, 4, 2], [2, 6, 3], [4], [1, 1, 7, 3, 2]]
+KINDS = ["alternate", "self_then_cross", "parallel", "self"]
+SOME = GestaltDropout(residual=0.1, attention=0.2, token=0.3, thought=0.15)
+NONE = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
+
+
+def build(seed_of_weights=0, **settings) -> Gestalt:
+    given = {"width": 16, "heads": 2, "depth": 4, "cap": 7, "memory": 3, "thought_from": 3, "dropout": NONE}
+    return Case("", Gestalt, Gestalt.Config(**given | settings)).build(seed_of_weights)  # type: ignore[return-value]
+
+
+def streams(lengths, seed=1, **more) -> StreamBatch:
+    """Random text, cut into streams of sentences of these lengths; every stream ends its document."""
+    generator, tokens, targets = torch.Generator().manual_seed(seed), [], []
+    for stream in lengths:
+        text = torch.randint(1, VOCABULARY, (sum(stream),), generator=generator)
+        text[-1:] = EOS
+        tokens.append(text)
+        targets += [torch.cat((part, torch.tensor([VOCABULARY]))) for part in text.split(stream)]
+    made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
+    given = {"end_weight": 0.05, "document_end": EOS} | stream_totals(made) | more
+    ids, offsets = list(range(len(lengths))), [0] * len(lengths)
+    empty = [torch.empty(0, dtype=torch.long)]
+    return StreamBatch(torch.cat(tokens + empty), torch.cat(targets + empty)[None], lengths, ids, offsets, **given)
+
+
+def trained(network, *parts):
+    return backward(network, NextToken(NextToken.Config()), list(parts))
+
+
+def with_settings(network, **settings):
+    network.config = network.config.model_copy(update=settings)
+    return network
+
+
+def thoughts_of(network, batch):
+    """[(thoughts, |r|)] by sentence step."""
+    told = []
+    handle = network.thought.register_forward_hook(lambda module, args, out: told.append(out[0]))
+    hidden, _ = network(network.embed(batch.tokens), batch)
+    handle.remove()
+    return hidden[0], told
+
+
+# ---- two phases against the definition --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["steps", "tokens"])
+@pytest.mark.parametrize("seed", [True, False])
+@pytest.mark.parametrize("blocks", KINDS)
+def test_two_packed_phases_are_the_sentence_loop(blocks, seed, reduction):
+    """Memory below its capacity and above, rows of all lengths, gradients included."""
+    settings = {"norm": "layer", "bias": True, "mlp": "gelu", "positions": "learned"} if seed else {}
+    networks = [build(blocks=blocks, seed=seed, reduction=reduction, **settings) for _ in range(2)]
+    batch = streams(RAGGED)
+    loss = trained(networks[0], batch)
+    expected = literal_loss(networks[1], batch)
+    expected.backward()
+    close(loss, expected.detach().double(), 10 * FLOAT * 1e-2, "loss")
+    for (name, one), other in zip(networks[0].named_parameters(), networks[1].parameters(), strict=True):
+        grad = torch.zeros_like(other) if other.grad is None else other.grad
+        close(one.grad, grad, 1e-5, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("thought_from", [1, 2, 4, None])
+@pytest.mark.parametrize("blocks", ["alternate", "self"])
+def test_thoughts_from_any_block(blocks, thought_from):
+    network, batch = build(blocks=blocks, thought_from=thought_from), streams(RAGGED)
+    close(trained(network, batch), literal_loss(network, batch).detach().double(), 1e-5, "loss")
+
+
+@pytest.mark.parametrize("settings", [{"memory": 0}, {"memory": 0, "seed": False}, {"memory": 1}, {"detach": True}])
+@pytest.mark.parametrize("blocks", KINDS)
+def test_ablations_are_the_sentence_loop(blocks, settings):
+    networks, batch = [build(blocks=blocks, **settings) for _ in range(2)], streams(RAGGED)
+    loss = trained(networks[0], batch)
+    expected = literal_loss(networks[1], batch)
+    expected.backward()
+    close(loss, expected.detach().double(), 1e-5, "loss")
+    for (name, one), other in zip(networks[0].named_parameters(), networks[1].parameters(), strict=True):
+        grad = torch.zeros_like(other) if other.grad is None else other.grad
+        close(one.grad, grad, 1e-5, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_recomputation_draws_the_same_masks_bit_by_bit(blocks):
+    networks = [build(blocks=blocks, dropout=SOME).float() for _ in range(2)]
+    networks[1].recompute = True
+    batch = streams(RAGGED, key=7)
+    losses = [trained(network, batch) for network in networks]
+    assert torch.equal(*losses)
+    for (name, one), other in zip(networks[0].named_parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), name
+
+
+def test_masks_are_a_function_of_the_key_and_the_text():
+    network, batch = build(dropout=SOME), streams(RAGGED, key=7)
+    state = torch.get_rng_state()
+    loss = trained(network, batch)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(5)
+    assert trained(network, batch) == loss
+    assert trained(network, replace(batch, key=8)) != loss
+    assert trained(network, replace(batch, documents=[9, *batch.documents[1:]])) != loss  # another micro-batch
+    assert trained(network, replace(batch, key=None)) == trained(build(), batch)
+    with torch.no_grad():
+        assert torch.equal(network.score(batch), network.score(replace(batch, key=None)))
+
+
+def test_dropouts_of_tokens_and_thoughts_are_warmed_in():
+    own = {"residual": 0.0, "attention": 0.0}
+    for rates in ({"token": 1.0, "thought": 0.0}, {"token": 0.0, "thought": 1.0}):
+        network, batch = build(dropout=GestaltDropout(**own, **rates)), streams(RAGGED, key=7)
+        plain = trained(network, replace(batch, key=None))
+        assert trained(network, replace(batch, dropout=0.0)) == plain
+        assert trained(network, batch) != plain
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_memory_grows_by_inputs_of_steps_alone_with_recomputation(blocks):
+    """Bytes kept for the backward, for 4 sentence steps and for 12."""
+
+    def kept(recompute, steps):
+        network, batch = build(blocks=blocks, depth=8, thought_from=7).float(), streams([[7] * steps] * 4)
+        network.recompute, seen = recompute, {}
+        pack = lambda x: seen.setdefault(x.untyped_storage().data_ptr(), (x.untyped_storage().nbytes(), x)) and x
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            network(network.embed(batch.tokens), batch)
+        return sum(size for size, _ in seen.values())
+
+    growth, without = (kept(recompute, 12) - kept(recompute, 4) for recompute in (True, False))
+    assert growth < 0.5 * without
+
+
+# ---- gradients and memory --------------------------------------------------------------------------------------
+
+
+def later_loss_by_first_thought(network, lengths):
+    """Norm of the gradient of the last sentence's scores with respect to the first thought."""
+    batch, told = streams([lengths]), []
+    network.thought.register_forward_hook(lambda module, args, out: told.append(out[0]))
+    hidden, _ = network(network.embed(batch.tokens), batch)
+    last = torch.nn.functional.cross_entropy(hidden[0][-lengths[-1] - 1 :] @ network.head.T, batch.targets[0][-lengths[-1] - 1 :])
+    (grad,) = torch.autograd.grad(last, told[0], allow_unused=True)
+    return 0.0 if grad is None else grad.norm().item()
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_gradients_reach_the_first_sentence_through_chains_of_thoughts(blocks):
+    """Four memory slots, eight sentences: the first thought is long forgotten."""
+    lengths = [3, 4, 2, 5, 3, 2, 4, 3]
+    assert later_loss_by_first_thought(build(blocks=blocks, memory=4), lengths) > 0
+    assert later_loss_by_first_thought(build(blocks=blocks, memory=4, detach=True), lengths) == 0
+
+
+def test_detach_cuts_memory_and_seed_alike():
+    for settings in ({"memory": 0}, {"seed": False}, {}):
+        assert later_loss_by_first_thought(build(**settings), [3, 4]) > 0
+        assert later_loss_by_first_thought(build(detach=True, **settings), [3, 4]) == 0
+
+
+def read_by(network, layer, thoughts):
+    """What cross-attention of a layer reads of thoughts (F, C), oldest first, by random queries."""
+    from tandem.networks.gestalt_layout import Layout, PackedReader
+
+    layout = Layout([[2] * (len(thoughts) + 1)], memory=network.config.memory, in_context=False, recurrent=True, device="cpu")
+    reader = PackedReader(layout.steps[-1], None, 0.0)
+    projected = network.stack[layer].memory.project(thoughts)[None]
+    reader.thoughts[layer] = projected, network.ranks([layer], thoughts)[layer]
+    q = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(1), dtype=thoughts.dtype)
+    return reader.remember(layer, q)
+
+
+def test_ranks_stand_in_keys_alone():
+    network = build()
+    thoughts = torch.randn(3, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = thoughts[[2, 0, 1]]
+    assert (read_by(network, 1, thoughts) - read_by(network, 1, turned)).abs().max() > 1e-3
+    same = thoughts[:1].expand(3, -1)  # whatever the ranks do to the weights, these sum to one
+    value = network.stack[1].memory.project(same)[0, 16:].unflatten(0, (2, 8))
+    close(read_by(network, 1, same), value[None, :, None].expand(1, 2, 4, 8), EXACT, "values")
+    network.ranks = lambda layers, like: dict.fromkeys(layers, like.new_zeros(3, 16))
+    close(read_by(network, 1, thoughts), read_by(network, 1, turned), EXACT, "a permutation without ranks")
+
+
+def test_ranks_have_the_length_of_a_thought():
+    table = rank_table(5, 16)
+    close(table.norm(dim=1), torch.ones(5), 1e-6, "length")
+    close(table[0], (2 / 16) ** 0.5 * torch.tensor([0.0, 1.0] * 8), 1e-6, "rank 0")
+
+
+def test_an_empty_memory_adds_exactly_nothing():
+    """Also of one row beside rows that remember: bias, gate and all."""
+    network = build(bias=True)
+    added = []
+    network.stack[1].memory.register_forward_hook(lambda m, args, out: added.append(out))
+    block = network.stack[3]
+    finish, seen = type(block).finish, []
+
+    def told(self, x, y, filled, drop=0.0):
+        seen.append((self.memory.increment(y, filled), filled))
+        return finish(self, x, y, filled, drop)
+
+    type(block).finish = told
+    try:
+        network(network.embed(streams(RAGGED).tokens), streams(RAGGED))
+    finally:
+        type(block).finish = finish
+    increment, filled = seen[-1]  # the chunk of a later block, all sentences side by side
+    assert filled.any() and not filled.all()
+    assert not increment[0][~filled[:, 0]].any()
+    assert increment[0][filled[:, 0]].abs().amin(-1).min() > 0
+
+
+def test_memory_is_first_in_first_out():
+    layout = build().layout(streams(RAGGED), "cpu")
+    assert layout.widths == [4, 3, 3, 2, 2, 1, 1]
+    assert [layout.filled(t) for t in range(7)] == [0, 1, 2, 3, 3, 3, 3]
+    (chunk,) = layout.chunks
+    begins = [0, 3, 6, 8, 10, 11]  # of the thoughts of each step that a next sentence reads
+    rows = chunk.windows[sum(layout.widths[:5]) :].tolist()  # the longest stream, sentences 5 and 6
+    assert rows == [[begins[j] for j in (2, 3, 4)], [begins[j] for j in (3, 4, 5)]]
+
+
+def test_exchanged_memories_change_scores_and_only_of_those_who_read_them():
+    network = build(seed=False)
+    batch = streams([[4, 4, 4], [4, 4, 4]])
+    swapped = replace(batch, tokens=batch.tokens.view(2, 3, 4)[[1, 0]].clone().flatten())
+    mixed = batch.tokens.view(2, 3, 4).clone()
+    mixed[:, 0] = mixed[[1, 0], 0]
+    scores, other = (network.score(replace(batch, tokens=x)).view(2, 3, 5) for x in (batch.tokens, mixed.flatten()))
+    assert (scores[:, 1:] - other[:, 1:]).abs().min() > 0
+    del swapped
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------
+
+
+def parts_of(batch, *groups):
+    """Micro-batches of the streams in each group, with the totals of the whole."""
+    tokens = batch.tokens.split([sum(stream) for stream in batch.lengths])
+    targets = batch.targets[0].split([sum(stream) + len(stream) for stream in batch.lengths])
+    empty = torch.empty(0, dtype=torch.long)
+    return [
+        replace(
+            batch,
+            tokens=torch.cat([empty, *(tokens[i] for i in group)]),
+            targets=torch.cat([empty, *(targets[i] for i in group)])[None],
+            lengths=[batch.lengths[i] for i in group],
+            documents=[batch.documents[i] for i in group],
+            offsets=[batch.offsets[i] for i in group],
+        )
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("reduction", ["steps", "tokens"])
+@pytest.mark.parametrize("groups", [[(3, 1, 0, 2)], [(0, 2), (3, 1)], [(0,), (1,), (2,), (3,)], [(0, 1, 2, 3), ()]])
+def test_order_and_micro_batches_change_nothing(groups, reduction):
+    """Some of them without a stream, or with fewer sentence steps than others."""
+    whole, cut, batch = build(reduction=reduction), build(reduction=reduction), streams(RAGGED)
+    loss = trained(whole, batch)
+    close(trained(cut, *parts_of(batch, *groups)), loss, 1e-6, "loss")
+    for (name, one), other in zip(cut.named_parameters(), whole.named_parameters(), strict=True):
+        close(one.grad, other[1].grad, 1e-6, f"gradient of {name}")
+
+
+def test_streams_do_not_hear_of_each_other():
+    network, batch = build(), streams(RAGGED)
+    scores = network.score(batch)[0].split([sum(stream) + len(stream) for stream in RAGGED])
+    for i, part in enumerate(parts_of(batch, *((i,) for i in range(4)))):
+        close(network.score(part)[0], scores[i], EXACT, f"stream {i} alone")
+
+
+def test_sentence_ends_weigh_what_they_should_and_document_ends_count_in_full():
+    network, lengths = build(hinge=0.0), [[2, 3]]
+    batch = streams(lengths, end_weight=0.25)
+    nll = network.score(batch)[0].detach()
+    first, second = nll[:3], nll[3:]
+    w = torch.tensor([1, 1, 0.25]), torch.tensor([1, 1, 1, 0.25])
+    expected = sum((weights * part).sum() / weights.sum() for weights, part in zip(w, (first, second), strict=True))
+    close(trained(network, batch), expected.double(), 1e-6, "loss of steps")
+    everything = torch.cat(w)
+    expected = (everything * nll).sum() / everything.sum()
+    close(trained(with_settings(network, reduction="tokens"), batch), expected.double(), 1e-6, "loss of tokens")
+
+
+def test_the_hinge_is_a_mean_over_rows():
+    batch = streams([[2, 3], [4, 1], [3]])
+    losses = [trained(build(hinge=weight), batch) for weight in (0.0, 0.5)]
+    network = build(hinge=0.5)
+    told = []
+    network.thought.register_forward_hook(lambda module, args, out: told.append(out[1]))
+    network(network.embed(batch.tokens), batch)
+    off = lambda r: (0.9 - r).clamp_min(0) ** 2 + (r - 1.1).clamp_min(0) ** 2
+    expected = 0.5 * sum(off(lengths).mean() for lengths in told)
+    close(losses[1] - losses[0], expected.detach().double(), 1e-6, "hinge")
+
+
+# ---- the ruler --------------------------------------------------------------------------------------------------
+
+
+def test_a_boundary_has_a_probability_and_a_beginning_has_none():
+    network = build()
+    assert len(network.head) == VOCABULARY + 1 and network.begin == VOCABULARY + 1
+    batch = streams([[3, 2]])
+    every = [network.score(replace(batch, targets=torch.full_like(batch.targets, i))) for i in range(VOCABULARY + 1)]
+    close(torch.cat(every).neg().exp().sum(0), torch.ones(7, dtype=torch.float64), EXACT, "sum over text and [EOS]")
+    assert len(build(boundary_logits="all").head) == VOCABULARY + 3
+
+
+def test_scores_depend_on_earlier_sentences_and_never_on_later_ones():
+    network, batch = build(), streams([[3, 4, 2, 5, 3, 2]])
+    x = network.embed(batch.tokens).detach().requires_grad_()
+    nll = network.score(batch, x)[0]
+    label = 0
+    for t, n in enumerate(batch.lengths[0]):
+        for place in range(n + 1):
+            (grad,) = torch.autograd.grad(nll[label], x, retain_graph=True)
+            seen = grad.abs().amax(-1) > 0
+            before = label - t  # tokens before this label
+            assert not seen[before:].any(), f"label {label} reads later tokens"
+            assert t == 0 or seen[0], f"label {label} does not read the first token"
+            label += 1
+
+
+# ---- contained baseline -----------------------------------------------------------------------------------------
+
+
+def test_without_memory_and_with_documents_of_one_sentence_it_is_the_decoder():
+    """Fed [BOS] and the document, asked the document and its end."""
+    settings = {"blocks": "self", "memory": 0, "seed": False, "hinge": 0.0, "cap": 20, "positions": "learned",
+                "norm": "layer", "bias": True, "mlp": "gelu"}  # fmt: skip
+    network = build(**settings)
+    shared = {key: value for key, value in settings.items() if key in Decoder.Config.model_fields}
+    config = Decoder.Config(width=16, heads=2, depth=4, **shared)
+    decoder = Decoder(config, VOCABULARY + 1, 22).double()
+    state = network.state_dict()
+    decoder.load_state_dict({name: state[name] for name in decoder.state_dict()})
+    lengths = [[9], [20], [1]]
+    batch = streams(lengths, end_weight=1.0)
+    loss = trained(network, batch)
+
+    from tandem.corpus import IGNORE, Batch
+
+    tokens, targets = torch.zeros(3, 22, dtype=torch.long), torch.full((3, 22), IGNORE)
+    for row, (text, (n,)) in enumerate(zip(batch.tokens.split([9, 20, 1]), lengths, strict=True)):
+        tokens[row, : n + 1] = torch.cat((torch.tensor([network.begin]), text))
+        targets[row, : n + 1] = torch.cat((text, torch.tensor([network.end])))
+    expected = trained(decoder, Batch(tokens, targets, torch.zeros_like(tokens)))
+    close(loss, expected, 1e-6, "loss")
+    same_gradients(decoder, network, "the decoder's")
+
+
+# ---- sessions ---------------------------------------------------------------------------------------------------
+
+
+def full_logits(network, sentences, seed_of_text=3):
+    """Log-probabilities of what follows each position of some sentences, the last of them open, by the definition."""
+    thoughts, found = [], []
+    for i, text in enumerate(sentences):
+        read = literal_sentence(network, torch.tensor(text), thoughts, closed=i + 1 < len(sentences))
+        found.append((read.hidden @ network.head.T).log_softmax(-1))
+        thoughts.append(read.thought)
+    return found
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+@torch.no_grad()
+def test_a_session_closes_sentences_where_it_is_told_to(blocks):
+    """Token by token, and prompts in pieces, past two evictions."""
+    network = build(blocks=blocks, memory=2)
+    generator = torch.Generator().manual_seed(2)
+    sentences = [torch.randint(1, VOCABULARY, (n,), generator=generator).tolist() for n in (3, 5, 2, 4, 3, 6)]
+    expected = full_logits(network, sentences)
+    flat = [(t, i, token) for t, text in enumerate(sentences) for i, token in enumerate([*text, network.end])][:-1]
+    for first in (1, 4, 10, 18):
+        session = network.session(1)
+        logits = session.prefill([[token for _, _, token in flat[:first]]])
+        for t, i, token in [*flat[first:], (None, None, None)]:
+            at, place, last = flat[first - 1] if t is None else flat[flat.index((t, i, token)) - 1]
+            where = (at + 1, 0) if last == network.end else (at, place + 1)
+            if t is None:
+                where = (len(sentences) - 1, len(sentences[-1]))
+            close(logits.log_softmax(-1)[0].double(), expected[where[0]][where[1]], FLOAT, f"after {where}")
+            if t is not None:
+                logits = session.step(torch.tensor([token]))
+
+
+@torch.no_grad()
+def test_rows_stand_at_different_sentences_and_full_ones_are_closed():
+    network = build(memory=2)
+    generator = torch.Generator().manual_seed(4)
+    texts = torch.randint(1, VOCABULARY, (3, 30), generator=generator).tolist()
+    for row, every in ((1, 4), (2, 6)):  # row 0 is never told
+        texts[row] = [network.end if i % every == every - 1 else token for i, token in enumerate(texts[row])]
+    together, alone = network.session(3), [network.session(1) for _ in texts]
+    together.prefill([text[: 2 + row] for row, text in enumerate(texts)])
+    for row, session in enumerate(alone):
+        session.prefill([texts[row][: 2 + row]])
+    for step in range(20):
+        logits = together.step(torch.tensor([text[2 + row + step] for row, text in enumerate(texts)]))
+        for row, session in enumerate(alone):
+            close(session.step(torch.tensor([texts[row][2 + row + step]]))[0], logits[row], FLOAT, f"row {row}")
+    assert alone[0].forced == 3 and together.forced == 3  # 22 tokens of sentences of at most 7
+
+
+def test_a_sentence_that_is_full_is_not_closed_twice():
+    network, text = build(), list(range(1, 12))
+    told = network.session(1).prefill([[*text[:7], network.end, *text[7:]]])
+    assert torch.equal(told, network.session(1).prefill([text]))
+
+
+def test_bytes_are_those_of_thoughts_and_open_positions():
+    network = build(memory=2).float()
+    session, C = network.session(1), 16
+    for token in [*([1] * 3), network.end, 1, 1, network.end, *([1] * 4), network.end, 1]:
+        session.prefill([[token]]) if not session.held.any() else session.step(torch.tensor([token]))
+    assert session.bytes == 4 * (2 * 2 * C * 2 + 2 * 2 * C * 2)  # two blocks each; two thoughts, two positions
+    assert network.cost().held(3, 2) * 4 == session.bytes
+
+
+def test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end():
+    network = build(seed_of_weights=3).float()
+    network.table.weight.data[network.end] += 2 * network.table.weight.data[network.end].sign()
+    session, closed = network.session(1), []
+    network.session = lambda rows: session
+    step = session.step
+    session.step = lambda tokens: (closed.append(tokens.item() == network.end), step(tokens))[1]
+    drawn = list(generate(network, [[5, 2]], row_generators(0, 1), sampler=Sampler(Sampler.Config()), max_tokens=40, stop=EOS))
+    assert any(closed) and all(token < VOCABULARY for _, token in drawn)
+    assert len(drawn) == 40 or drawn[-1][1] == EOS
+
+
+# ---- cost -------------------------------------------------------------------------------------------------------
+
+
+def paper(**settings):
+    given = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "depth": 12, "width": 768, "heads": 12}
+    with torch.device("meta"):
+        return Gestalt(Gestalt.Config(**given | settings), 50_257, 1024)
+
+
+SWEEP = [(48, 1, 341_814, 342_582), (96, 2, 1_351_782, 1_353_318), (192, 3, 5_376_198, 5_379_270),
+         (384, 6, 21_442_950, 21_449_094), (768, 12, 85_648_134, 85_660_422)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "heads", "gelu", "swiglu"), SWEEP)
+def test_parameters_of_the_width_sweep(width, heads, gelu, swiglu):
+    for mlp, inner, expected in (("gelu", None, gelu), ("swiglu", -(-8 * width // 3 // 8) * 8, swiglu)):
+        network = paper(width=width, heads=heads, mlp=mlp, mlp_width=inner)
+        roles = network.cost().parameters
+        assert network.cost().total_parameters - roles["embedding"] == expected
+        assert roles["embedding"] == (50_304 + 66) * width
+
+
+@pytest.mark.parametrize(
+    ("blocks", "gelu", "swiglu"),
+    [("self_then_cross", 114_014_988, 114_027_276), ("parallel", 114_014_988, 114_027_276), ("self", 85_648_128, 85_660_416)],
+)
+def test_parameters_of_the_variants(blocks, gelu, swiglu):
+    for mlp, inner, expected in (("gelu", None, gelu), ("swiglu", 2048, swiglu)):
+        parameters = paper(blocks=blocks, mlp=mlp, mlp_width=inner).cost().parameters
+        assert sum(parameters.values()) - parameters["embedding"] == expected
+
+
+def test_parameters_by_role():
+    roles, named = paper().cost().parameters, dict(paper().named_parameters())
+    assert sum(roles.values()) == 124_332_294 and roles["gate"] == 6 and roles["norm"] == 39_936
+    count = lambda *words: sum(p.numel() for name, p in named.items() if any(word in name for word in words))
+    assert count("qkv", "output", "memory.q.", "memory.kv.") == 28_348_416
+    assert count("mlp.up", "mlp.down") == 56_669_184
+    assert count("thought.project") == 590_592
+    assert count("places") == 50_688
+
+
+STREAM = [25] * 30
+FLOPS = [(48, 1, 2_126_863_872, 12_852_296_352), (96, 2, 4_740_691_968, 28_626_378_048),
+         (192, 3, 11_429_240_832, 68_939_897_472), (384, 6, 30_649_909_248, 184_628_360_448),
+         (768, 12, 92_465_528_832, 556_250_982_912)]  # fmt: skip
+
+
+def cost_of(**settings):
+    """With a softmax of 50,304 ids."""
+    given = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "depth": 12, "width": 768, "heads": 12}
+    with torch.device("meta"):
+        return Gestalt(Gestalt.Config(**given | settings), 50_303, 1024).cost()
+
+
+@pytest.mark.parametrize(("width", "heads", "work", "training"), FLOPS)
+def test_flops_of_a_stream(width, heads, work, training):
+    cost = cost_of(width=width, heads=heads)
+    assert cost.multiply_adds(STREAM) == work
+    assert sum(cost.stream(STREAM).values()) == training
+    assert sum(cost.training(750).values()) == training
+    assert cost.stream(STREAM)["attention"] == 14 * width * 135_585
+
+
+def test_flops_of_longer_streams_and_of_both_attentions_in_a_block():
+    assert sum(cost_of(blocks="self_then_cross").stream(STREAM).values()) == 660_433_227_264
+    for S, pairs, training in ((78, 538_392, 1_448_318_988_288), (138, 1_052_832, 2_563_521_527_808)):
+        found = cost_of().stream([25] * S)
+        assert sum(found.values()) == training and found["attention"] == 14 * 768 * pairs
+    # 6 M N_C C^2 counts a gradient with respect to the ranks, which do not take one
+    assert cost_of().once * 6 // 4 == 849_346_560
+
+
+def test_flops_of_decoding():
+    cost = cost_of()
+    assert cost.position(12, 40) == 233_957_376
+    assert cost.sentence_end(26, 40) == 108_048_384
+    assert cost.position(0, 40) == 233_736_192
+    assert cost.held(12, 10) * 2 == 405_504
+    assert cost.held(40, 66) * 2 == 1_953_792
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_flops_of_a_step_are_those_that_are_run(blocks):
+    network = build(blocks=blocks).float()
+    batch, cost = streams([[5] * 6] * 3), network.cost()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        trained(network, batch)
+    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
+    attention = sum(flops for op, flops in counts.items() if "bmm" in op)
+    one = cost.stream([5] * 6)
+    assert sum(counts.values()) - attention == 3 * (one["linear"] + one["head"]) + cost.once
+    assert 3 * one["attention"] * 12 // 14 <= attention < 2 * 3 * one["attention"]
+
+
+# ---- recipes ----------------------------------------------------------------------------------------------------
+
+
+def refusal(*overrides):
+    with pytest.raises(UserError) as raised:
+        load("gestalt/tiny", overrides)
+    return str(raised.value)
+
+
+def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
+    assert "network.cap" in refusal("network.cap=20")
+    assert "thought_from" in refusal("network.thought_from=99")
+    assert "moe" in refusal("network.moe.experts=4")
+    assert "sentences" in refusal("objective.name=superposition")
+    assert "weights" in refusal("corpus.sentences.splitter=sat")
