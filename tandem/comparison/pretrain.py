@@ -215,7 +215,7 @@ def judge(
     found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
-    seen = {"gates": run.whole_network().gates} if hasattr(run.network, "gates") else {}
+    seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
     return found, {"kind": "likelihood", "step": step, **as_record(found), **seen, **spent, **clocks}
 
 
