@@ -15,6 +15,7 @@ import torch
 
 from tandem.corpus import IGNORE, SUBSET, Batch, Store, shuffled
 from tandem.recipe import Settings, UserError, require
+from tandem.training.folder import RunFolder
 from tandem.training.run import Run
 
 
@@ -26,6 +27,9 @@ class Analysis:
     """Attribute of a network's class without which there is nothing to analyse."""
     trained: ClassVar[bool] = True
     """Whether it looks at weights; if not, a recipe will do."""
+
+    folder: RunFolder | None = None
+    """Where the run's records lie, for analyses that look at its course."""
 
     def __init__(self, config: Any):
         self.config = config

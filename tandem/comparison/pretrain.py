@@ -215,7 +215,8 @@ def judge(
     found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
-    return found, {"kind": "likelihood", "step": step, **as_record(found), **spent, **clocks}
+    seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
+    return found, {"kind": "likelihood", "step": step, **as_record(found), **seen, **spent, **clocks}
 
 
 def by_document(found: Likelihood) -> bytes:

@@ -19,7 +19,18 @@ from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, fixed, mean_curve, signed
-from tandem.comparison.table import COST, LIKELIHOOD, NONE, ONE_SEED, TIMED, corrected_p, plain, tabulate
+from tandem.comparison.table import (
+    COST,
+    ENDS,
+    FREE_ENDS,
+    LIKELIHOOD,
+    NONE,
+    ONE_SEED,
+    TIMED,
+    corrected_p,
+    plain,
+    tabulate,
+)
 from tandem.training.display import clock, scaled, short
 from tandem.training.folder import replace_file
 
@@ -110,12 +121,15 @@ def _likelihood(summary: Summary) -> str:
     )
     if any(difference.seeds == 1 for difference in summary.judgement.to_baseline.values()):
         note += f"{ONE_SEED} One seed: the interval of these two networks, over documents alone."
-    return _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True) + _note(note) + _unpaired(summary)
+    html = _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True) + _note(note)
+    if summary.pays_for_ends:
+        html += _note(ENDS) + _html_table(tabulate(summary, FREE_ENDS), summary)
+    return html + _unpaired(summary)
 
 
 def _unpaired(summary: Summary) -> str:
     """Welch's test, as papers print it."""
-    samples = {arm: Sample.of([r.nats_per_token for r in found]) for arm, found in summary.runs.items() if found}
+    samples = {arm: Sample.of([summary.per_token(r) for r in found]) for arm, found in summary.runs.items() if found}
     base = samples.pop(summary.study.baseline, None)
     if base is None:
         return ""

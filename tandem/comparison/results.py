@@ -21,7 +21,8 @@ DOCUMENTS = "documents.npz"
 
 
 class Point(NamedTuple):
-    """Held-out likelihood on the way: after `step` steps, `seconds` of them training."""
+    """Held-out likelihood on the way: after `step` steps, `seconds` of them training. A network that is told where
+    sentences end pays for them here."""
 
     step: int
     tokens: int
@@ -109,7 +110,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
             tokens=judged["training_tokens"],
             flops=judged["training_flops"],
             seconds=judged["training_seconds"],
-            nats_per_token=judged["nats_per_token"],
+            nats_per_token=judged.get("nats_per_token_with_boundaries", judged["nats_per_token"]),
         )
         for judged in folder.records("likelihood")
     ]

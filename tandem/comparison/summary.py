@@ -63,10 +63,31 @@ class Summary:
         return [result for found in self.runs.values() for result in found]
 
     @cached_property
+    def pays_for_ends(self) -> bool:
+        """Whether some arms are told where sentences end and others are not: then the nats of the ends are added."""
+        return len({bool(result.end_nats.any()) for result in self.flat}) > 1
+
+    def nats(self, result: Result) -> np.ndarray:
+        """(D,) what a run is judged by."""
+        return result.nats + result.end_nats if self.pays_for_ends else result.nats
+
+    def per_token(self, result: Result) -> float:
+        """`nats` per scored token."""
+        return float(self.nats(result).sum() / result.document_tokens.sum())
+
+    @cached_property
     def judgement(self) -> Judgement:
-        nats = {arm: {result.seed: result.nats for result in found} for arm, found in self.runs.items()}
+        return self._judged(self.nats)
+
+    @cached_property
+    def free_ends(self) -> Judgement:
+        """As if nobody had to pay for sentence ends."""
+        return self._judged(lambda result: result.nats)
+
+    def _judged(self, nats: Callable[[Result], np.ndarray]) -> Judgement:
+        by_arm = {arm: {result.seed: nats(result) for result in found} for arm, found in self.runs.items()}
         tokens = self.flat[0].document_tokens if self.flat else np.zeros(0)
-        return judge(nats, tokens, self.study.baseline, self.study.seeds, self.study.level)
+        return judge(by_arm, tokens, self.study.baseline, self.study.seeds, self.study.level)
 
     @property
     def documents(self) -> int:

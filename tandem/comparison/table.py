@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tandem.comparison.results import Result
 from tandem.comparison.summary import Summary, chance, fixed, non_embedding, signed
 from tandem.training.display import clock, scaled, short
@@ -11,6 +13,10 @@ from tandem.training.display import clock, scaled, short
 NONE = "\N{EN DASH}"
 ONE_SEED = " †"
 """Beside an interval over documents alone."""
+ENDS = (
+    "Some arms are told where sentences end, which says something of the text to come. So these ends are paid for: "
+    "their nats are added to those of the text. With the ends for nothing, as papers count:"
+)
 
 
 class Column(NamedTuple):
@@ -32,21 +38,29 @@ def _spread(of: Callable[[Result], float], show: Callable[[float], str]) -> Call
     return cell
 
 
+def _judged(summary: Summary, arm: str) -> str:
+    return _spread(summary.per_token, fixed)(summary, arm)
+
+
+def _bits(summary: Summary, arm: str) -> str:
+    return _mean(lambda r: float(summary.nats(r).sum() / np.log(2) / r.document_bytes.sum()), fixed)(summary, arm)
+
+
 def _interval(summary: Summary, arm: str) -> str:
-    sample = summary.sample(arm, lambda result: result.nats_per_token)
+    sample = summary.sample(arm, summary.per_token)
     half = sample.half_width(summary.study.level)
     return NONE if math.isnan(half) else f"{fixed(sample.mean - half)} to {fixed(sample.mean + half)}"
 
 
-def _difference(summary: Summary, arm: str) -> str:
+def _difference(summary: Summary, arm: str, free_ends: bool = False) -> str:
     if arm == summary.study.baseline:
         return "baseline"
-    found = summary.judgement.to_baseline.get(arm)
+    found = (summary.free_ends if free_ends else summary.judgement).to_baseline.get(arm)
     return signed(found.mean) if found else NONE
 
 
-def _difference_interval(summary: Summary, arm: str) -> str:
-    found = summary.judgement.to_baseline.get(arm)
+def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) -> str:
+    found = (summary.free_ends if free_ends else summary.judgement).to_baseline.get(arm)
     low, high = found.interval(summary.study.level) if found else (math.nan, math.nan)
     if found is None or math.isnan(low):
         return NONE
@@ -60,13 +74,19 @@ def corrected_p(summary: Summary, arm: str) -> str:
 
 
 LIKELIHOOD = [
-    Column("nats/token ± sd", _spread(lambda r: r.nats_per_token, fixed)),
+    Column("nats/token ± sd", _judged),
     Column("interval of the mean", _interval),
     Column("n", lambda s, arm: str(len(s.runs[arm]))),
-    Column("bits/byte", _mean(lambda r: r.bits_per_byte, fixed)),
+    Column("bits/byte", _bits),
     Column("difference", _difference),
     Column("interval", _difference_interval),
     Column("p (Holm)", corrected_p),
+]
+FREE_ENDS = [  # where some arms are told where sentences end
+    Column("nats/token, ends for nothing", _spread(lambda r: r.nats_per_token, fixed)),
+    Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
+    Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),
+    Column("nats of the ends per token", _mean(lambda r: r.nats_with_boundaries - r.nats_per_token, fixed)),
 ]
 COST = [
     Column("learning rate", lambda s, arm: ", ".join(dict.fromkeys(short(r.lr) for r in s.runs[arm]))),
@@ -105,6 +125,7 @@ def plain(summary: Summary) -> str:
         f"{summary.study.title}\n{summary.study.question}",
         f"{headline}. {reason}",
         aligned(tabulate(summary, LIKELIHOOD)),
+        *([f"{ENDS}\n{aligned(tabulate(summary, FREE_ENDS))}"] if summary.pays_for_ends else []),
         aligned(tabulate(summary, COST)),
         f"test: {summary.test}",
         *(["missing: " + "; ".join(summary.missing)] if summary.missing else []),

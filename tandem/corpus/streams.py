@@ -196,8 +196,10 @@ class SentenceStreams:
         end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
         streams = sorted((stream for _, stream in self._streams(step, end)), key=lambda s: -len(s.lengths))
         made = stream_batch(self.store, streams[part::parts])
-        whole = stream_totals(streams)
-        return replace(made, **whole, end_weight=self.end_weight(step), dropout=self.dropout(step))
+        rows_at, tokens_at = stream_totals(streams)
+        return replace(
+            made, rows_at=rows_at, tokens_at=tokens_at, end_weight=self.end_weight(step), dropout=self.dropout(step)
+        )
 
     def _streams(self, step: int, end: int) -> Iterator[tuple[int, Stream]]:
         """In order, with the tokens of the epoch before each, the streams from where `step` begins to token `end`."""
@@ -239,16 +241,16 @@ def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
         [stream.lengths for stream in streams],
         [stream.document for stream in streams],
         [stream.offset for stream in streams],
-        **stream_totals(streams),
+        *stream_totals(streams),
         document_end=store.eos,
     )
 
 
-def stream_totals(streams: list[Stream]) -> dict[str, list[int]]:
+def stream_totals(streams: list[Stream]) -> tuple[list[int], list[int]]:
     """`rows_at` and `tokens_at` of a StreamBatch."""
     steps = range(max((len(stream.lengths) for stream in streams), default=0))
     alive = [[stream.lengths[t] for stream in streams if len(stream.lengths) > t] for t in steps]
-    return {"rows_at": [len(lengths) for lengths in alive], "tokens_at": [sum(lengths) for lengths in alive]}
+    return [len(lengths) for lengths in alive], [sum(lengths) for lengths in alive]
 
 
 def scoring_streams(

@@ -12,7 +12,7 @@ Letters: B rows, T tokens of a row.
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -126,7 +126,8 @@ class ScoringBatch:
     -1), and for the first token of a document (`index` is 0).
     """
 
-    batch: Batch
+    batch: Any
+    """A Batch, or what else the network reads."""
     document: Tensor
     index: Tensor
 

@@ -6,7 +6,8 @@
     query i of sentence k, which starts at a_k      own positions [a_k, i + 1);  gathered [EOS] [first sentence, k)
 
 The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. In a score they
-are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder.
+are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder. A session reads
+them where a prompt has them, and generation draws them like any token, unseen.
 Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
 the mask is that of its text, for its authors' code states that theirs asked the queries for the gist flag.
 Cost: that of the plain decoder on its rows, boundaries included; the mask of gist reads fewer keys than are counted.
@@ -16,10 +17,13 @@ Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.corpus import Batch, BoundaryRows, PackedRows, ScoringBatch, Store, scoring_boundary_rows
+from tandem.corpus import Batch, BoundaryRows, PackedRows, ScoringBatch, Store, Tokenizer, scoring_boundary_rows
+from tandem.corpus.boundaries import token_starts
+from tandem.corpus.splitters import splitter
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.spans import Span
@@ -66,6 +70,16 @@ class BoundaryDecoder(Decoder):
         i = torch.arange(len(starts))
         own, index, ends = gist_spans(begins, torch.maximum(begins, i - i % 3)[None, 0])
         return [("own sentence", own, len(starts)), ("ends of sentences", ends, index.shape[1])]
+
+    def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """With its boundaries, by splitter `rules`; the last sentence stays open."""
+        if self.config.sentences is None or not text.strip():
+            return super().prompt(tokenizer, text)
+        (ids,), (sizes,) = tokenizer.encode_batch([text])
+        pieces, _ = next(splitter("rules", None, None)([text]))
+        starts, end = token_starts(pieces, sizes)[1:], self.vocabulary
+        marked = np.insert(ids.astype(np.int64), np.repeat(starts, 2), np.tile([end, end + 1], len(starts)))
+        return [end + 1, *marked.tolist()]
 
     @property
     def head(self) -> Tensor:

@@ -220,7 +220,7 @@ class Gestalt(Network):
     def gates(self) -> dict[str, float]:
         """By block, counted from 1, what its cross-attention is multiplied by; records and an analysis ask for it."""
         layers = self.reads_memory(range(self.config.depth))
-        return {str(layer + 1): float(self.stack[layer].memory.gate.weight) for layer in layers}  # type: ignore[union-attr, arg-type]
+        return {str(layer + 1): self.stack[layer].memory.gate.weight.item() for layer in layers}  # type: ignore[union-attr, arg-type]
 
     @property
     def depth_of_thought(self) -> int:

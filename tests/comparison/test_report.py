@@ -150,3 +150,19 @@ def test_ticks_are_round_and_inside():
     assert ticks(0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(-0.013, 0.021, 5) == pytest.approx([-0.01, 0, 0.01, 0.02])
     assert log_ticks(3, 40) == [5, 10, 20] and log_ticks(1, 1e6) == [10.0**power for power in range(7)]
+
+
+def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
+    results = everything(run)
+    told = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) if r.arm == "sps" else r for r in results]
+    study = make_study()
+    free, paid = Summary.of(study, results), Summary.of(study, told)
+    assert free.judgement.winner == "sps" and not free.pays_for_ends
+    assert paid.judgement.best != "sps" and paid.pays_for_ends and paid.free_ends.winner == "sps"
+    gained = paid.judgement.to_baseline["sps"].mean - free.judgement.to_baseline["sps"].mean
+    assert gained == pytest.approx(0.05)
+    told_so = "these ends are paid for"
+    assert told_so in table(study, told) and told_so not in table(study, results)
+    assert told_so in Page(page(study, told)).text and "0.0500" in table(study, told)
+    everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
+    assert not Summary.of(study, everyone).pays_for_ends  # equal information

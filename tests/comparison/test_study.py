@@ -156,3 +156,10 @@ def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch
 
 def test_the_file_written_is_found_by_its_path(tmp_path, small_corpus):
     assert load_study(str(write(tmp_path, small_corpus, name="mine"))).name == "mine"
+
+
+def test_arms_may_cut_the_same_text_into_other_sentences(tmp_path, small_corpus):
+    told = STUDY.replace("{network.depth: 1}", "{network.depth: 1, corpus.sentences: {splitter: every, every: 25}}")
+    assert read(tmp_path, small_corpus, text=told).arms["wide"]["corpus.sentences.every"] == 25
+    other = STUDY.replace("{network.depth: 1}", "{network.depth: 1, corpus.vocabulary: 300}")
+    assert "must be the same, or the losses are of different texts" in complaint(tmp_path, small_corpus, text=other)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from tandem.corpus import IGNORE, BoundaryBatch
+from tandem.corpus import IGNORE, BoundaryBatch, Tokenizer
+from tandem.generation.generate import generate
+from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.boundary_decoder import BoundaryDecoder, gist_spans
 from tandem.nn.spans import readable
 from tandem.testing.cases import CONTEXT, VOCABULARY, Case
@@ -87,3 +89,12 @@ def test_boundaries_take_part_in_the_softmax_and_a_spare_row_does_not():
     assert len(case("tokens").head) == VOCABULARY + 2 < len(case("tokens").table.weight)
     config = BoundaryDecoder.Config(width=32, heads=4, depth=1, sentences=None)
     assert len(BoundaryDecoder(config, VOCABULARY, CONTEXT).head) == VOCABULARY
+
+
+def test_a_prompt_is_given_its_boundaries():
+    network = BoundaryDecoder(BoundaryDecoder.tiny()["gist"], 257, CONTEXT, torch.Generator().manual_seed(0))
+    prompt = network.prompt(Tokenizer.of_bytes(), "It rains. He goes")
+    assert prompt == [258, *b"It rains. ", 257, 258, *b"He goes"]  # of bytes, a space is a token of its own
+    sampler = Sampler(Sampler.Config())
+    made = list(generate(network, [prompt], row_generators(0, 1), sampler=sampler, max_tokens=9))
+    assert len(made) <= 9 and all(token < 257 for _, token in made)

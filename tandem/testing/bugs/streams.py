@@ -5,6 +5,7 @@ ROWS = "tests/corpus/test_boundary_rows.py"
 GIST = "tests/networks/test_boundary_decoder.py"
 LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 PROBE = "tests/evaluation/test_father_son.py"
+GATES = "tests/analysis/test_gates.py"
 
 # fmt: off
 BUGS = {
@@ -26,7 +27,7 @@ BUGS = {
         ("a stream that begins between two steps is lost", STREAMS,
          "if low <= begin + stream.offset < end:", "if low < begin + stream.offset < end:"),
         ("parts know their own totals alone", STREAMS,
-         "whole = stream_totals(streams)", "whole = stream_totals(streams[part::parts])"),
+         "rows_at, tokens_at = stream_totals(streams)", "rows_at, tokens_at = made.rows_at, made.tokens_at"),
         ("streams are dealt as they come", STREAMS,
          "key=lambda s: -len(s.lengths)", "key=lambda s: 0"),
         ("streams may be too long for a step", STREAMS,
@@ -42,7 +43,7 @@ BUGS = {
         ("a document is not begun", ROWS,
          "if first == 0:", "if first < 0:"),
         ("rows read by positions, not by tokens", ROWS,
-         "return self.begin + step * self.rows * self.row_tokens", "return self.begin + step * self.rows * self.context"),
+         "self.begin + step * self.rows * self.row_tokens", "self.begin + step * self.rows * self.context"),
     ],
     "networks/boundary_decoder.py": [
         ("the ends of another document are read", GIST,
@@ -62,6 +63,14 @@ BUGS = {
          "(nats, index > 0)", "(nats, (index > 0) | (index == 0))"),
         ("the published count keeps the document end", LIKELIHOOD,
          "text = nats + firsts - lasts", "text = nats + firsts"),
+    ],
+    "analysis/gates.py": [
+        ("memories of another sentence step are exchanged", GATES,
+         "step = np.where(filled > 0, reading[windows[np.arange(len(filled)), filled - 1]], 0)", "step = filled"),
+        ("nothing is exchanged", GATES,
+         "other[same] = np.roll(same, -1)", "other[same] = same"),
+        ("attention goes to thoughts that are not there", GATES,
+         "score_RHLF.masked_fill(hidden, -torch.inf)", "score_RHLF"),
     ],
     "evaluation/father_son.py": [
         ("a space follows the query", PROBE,

@@ -1,0 +1,191 @@
+"""What a network makes of its memory of thoughts: gates over the run, what they let through, whether it matters.
+
+    gate            g of each block with cross-attention, at every evaluation of the run and at its end
+    increment       |g O(read)| / |h|, mean over positions that have a memory: a gate alone says little, for the matrix
+                    behind it can be as large as it is small
+    attention       share of a block's attention by age of the thought, 1 the newest, over queries that have all M ages
+                    or as many as there are
+    exchange        nats per token with the memories of other documents at the same sentence, less those with its own
+
+A memory of zeros is nothing that training has ever shown; one of other documents is of the right kind and wrong. The
+seed of a sentence carries the newest thought, too, so memories are also exchanged with seeds off, and from the second
+newest thought on. Counted are tokens of sentences at which more than one document was alive.
+
+Source: Thought Gestalt (arXiv 2512.25026) shows gates by block over training; the rest is ours.
+Cost: the documents are scored five times.
+Shapes: R rows (sentences), F thoughts, M memory slots, P positions, H heads, D head width, L positions of a row.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.corpus import ScoringBatch, StreamBatch
+from tandem.networks.gestalt import Gestalt
+from tandem.networks.gestalt_blocks import MemoryBlock, MemoryRead
+from tandem.networks.gestalt_layout import PackedReader, keys_and_values
+from tandem.recipe import Settings, UserError, register
+from tandem.training.run import Run
+
+Seen = Callable[[int, MemoryRead, Tensor, PackedReader], object]
+"""Told block (counted from 1), its cross-attention, what this reads from (1, P, C) and its reader."""
+
+
+@contextlib.contextmanager
+def watched(network: Gestalt, seen: Seen) -> Iterator[None]:
+    """Calls `seen` before every cross-attention over thoughts."""
+    handles = []
+    for layer in network.reads_memory(range(network.config.depth)):
+        block = network.stack[layer]
+        # A block of cross-attention alone calls its parts; the others call it as a module, with its layer in between
+        alone = isinstance(block, MemoryBlock)
+
+        def tell(_: object, given: tuple, layer: int = layer, alone: bool = alone) -> None:
+            memory, x, reader = network.stack[layer].memory, given[0], given[1 if alone else 2]
+            if layer in reader.thoughts:
+                seen(layer, memory, x, reader)  # type: ignore[arg-type]
+
+        handles.append((block if alone else block.memory).register_forward_pre_hook(tell))  # type: ignore[union-attr, operator]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Use:
+    """Adds up increments and attention by block."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.increments: dict[int, list[float]] = {}
+        self.mass: dict[int, np.ndarray] = {}
+        self.queries: dict[int, np.ndarray] = {}
+
+    def __call__(self, layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
+        q, filled = memory.ask(x), reader.filled[:, 0]
+        increment = memory.increment(reader.remember(layer, q), reader.filled)
+        share = (increment.norm(dim=-1) / x.norm(dim=-1))[0, filled]
+        sums = self.increments.setdefault(layer, [0.0, 0.0])
+        sums[0] += float(share.double().sum())
+        sums[1] += len(share)
+        attention, known = self.attention(layer, q, reader), reader.rows.filled
+        mass = self.mass.setdefault(layer, np.zeros(self.slots))
+        queries = self.queries.setdefault(layer, np.zeros(self.slots))
+        for row, n in enumerate(known.tolist()):
+            mass[:n] += attention[row, :n][::-1]
+            queries[:n] += attention[row, :n].sum()
+
+    @staticmethod
+    def attention(layer: int, q: Tensor, reader: PackedReader) -> np.ndarray:
+        """(R, F): of each thought, oldest first, its probability, mean over heads, summed over the row's positions."""
+        keys, _ = keys_and_values(*reader.thoughts[layer], heads=q.shape[1])
+        score_RHLF = reader.rows.lay(q) @ keys.transpose(2, 3) / math.sqrt(q.shape[-1])
+        known = torch.from_numpy(reader.rows.filled).to(q.device)[:, None, None, None]
+        hidden = torch.arange(keys.shape[2], device=q.device) >= known
+        attention = score_RHLF.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+        is_real = reader.rows.lay(torch.ones_like(q))[:, :1, :, :1]  # the rest of the rectangle is no query
+        return (attention * is_real).mean(1).sum(1).double().cpu().numpy()
+
+
+def exchange(youngest: int, batch: StreamBatch) -> Seen:
+    """Gives each sentence of a batch the thoughts of the next document that has a sentence at this step, but for those
+    younger than `youngest`."""
+    reading = np.repeat(np.arange(1, len(batch.rows_at)), batch.rows_at[1:])
+    """Of each thought that is read at all, in their order, the sentence step to which it is the newest."""
+
+    def swap(layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
+        thoughts, ranks = reader.thoughts[layer]
+        filled, windows = reader.rows.filled, reader.rows.windows.cpu().numpy()
+        step = np.where(filled > 0, reading[windows[np.arange(len(filled)), filled - 1]], 0)
+        other = np.arange(len(filled))
+        for t in np.unique(step):
+            (same,) = np.nonzero(step == t)
+            other[same] = np.roll(same, -1)
+        age = torch.from_numpy(filled)[:, None] - torch.arange(thoughts.shape[1])
+        kept = (age < youngest).to(thoughts.device)[..., None]
+        reader.thoughts[layer] = torch.where(kept, thoughts, thoughts[torch.from_numpy(other)]), ranks
+
+    return swap
+
+
+@torch.no_grad()
+def nats_per_token(
+    network: Gestalt, scorings: list[ScoringBatch], youngest: int | None = None, use: Seen | None = None
+) -> float:
+    """Of the tokens at sentence steps, but the first, at which more than one document has a sentence.
+
+    Args:
+        youngest: memories are exchanged from this age on; None: they are not.
+        use: what is told of the cross-attention meanwhile.
+    """
+    nats = tokens = 0.0
+    for scoring in scorings:
+        batch: StreamBatch = scoring.batch
+        seen = use if youngest is None else exchange(youngest, batch)
+        with watched(network, seen) if seen else contextlib.nullcontext():
+            nll = network.score(batch).double().cpu()  # type: ignore[arg-type]
+        step = network.steps_of_labels(batch)
+        counted = (scoring.index > 0) & (torch.tensor(batch.rows_at)[step] > 1) & (step > 0)
+        nats, tokens = nats + float(nll[counted].sum()), tokens + int(counted.sum())
+    if not tokens:
+        raise UserError("analysis.documents: no two documents have a second sentence; ask for more of them")
+    return nats / tokens
+
+
+@register("analysis", "gates")
+class Gates(Analysis):
+    """Gates of a memory of thoughts over the run, what they let through, and what wrong memories would cost."""
+
+    asks = "gates"
+
+    class Config(Settings):
+        documents: int = Field(50, ge=2)
+        """Held-out documents that are read."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """By block, counted from 1, gates, increments and attention; gates on the way; nats of exchanged memories."""
+        network, store, recipe = run.network.eval(), run.corpus.validation, run.recipe
+        assert isinstance(network, Gestalt)
+        if not network.gates:
+            raise UserError("analyse gates: no block of this network reads thoughts by cross-attention")
+        chosen = chosen_documents(store, self.config.documents, shortest=2)
+        scorings = [
+            ScoringBatch(s.batch.to(run.device.value), s.document, s.index)
+            for s in network.scoring(store, recipe.batch.context, recipe.evaluation.rows, chosen)
+        ]
+        use, unseeded = Use(network.config.memory), network.unseeded()
+        own = nats_per_token(network, scorings, use=use)
+        own_unseeded = nats_per_token(unseeded, scorings) if network.config.seed else own
+        cost = {"all": nats_per_token(network, scorings, 1) - own}
+        for name, youngest in (("all, seeds off", 1), ("from the second newest on, seeds off", 2)):
+            cost[name] = nats_per_token(unseeded, scorings, youngest) - own_unseeded
+        points = self.folder.records("likelihood") if self.folder else []
+        return {
+            "gates": network.gates,
+            "on_the_way": [{"step": p["step"], "gates": p["gates"]} for p in points if "gates" in p],
+            "increment": {str(layer + 1): total / n for layer, (total, n) in use.increments.items()},
+            "attention_by_age": {
+                str(layer + 1): (mass / np.maximum(use.queries[layer], 1)).tolist() for layer, mass in use.mass.items()
+            },
+            "nats_per_token": own,
+            "cost_of_exchange": cost,
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """Gates by step, a line for each block."""
+        points = [*record["on_the_way"]] or [{"step": record["step"], "gates": record["gates"]}]
+        steps = [0, *(point["step"] for point in points)]
+        for number, block in enumerate(record["gates"]):
+            values = [1.0, *(point["gates"][block] for point in points)]
+            axes.plot(steps, values, f"C{number % 10}o-", markersize=3, label=f"block {block}")
+        axes.set_xlabel("step")
+        axes.set_ylabel("gate of the memory")
+        axes.legend(frameon=False)
