@@ -1,4 +1,4 @@
-"""Attention over spans on CUDA by one fused kernel: forward, and a backward of two kernels (attention_kernels.py).
+"""Attention over spans on CUDA by fused kernels (attention_kernels.py): a forward, a backward in two, one for decoding.
 
 The spans go to the device as they are, two integers per query, and with them, where gradients are asked for, their
 transpose: for every key, the run of queries that read it. No list of blocks and no mask is made.
@@ -6,8 +6,8 @@ transpose: for every key, the run of queries that read it. No list of blocks and
     bounds   (2, R, S, G, T)   lo and hi of every query
     readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
 
-`attend` and its backward are operators of PyTorch (`torch.ops.tandem`), with shapes for tracing, a derivative and a count
-of FLOPs. The backward is deterministic by design: nothing is added atomically.
+`attend` and its backward are operators of PyTorch (`torch.ops.tandem`), with shapes for tracing, a derivative and a
+count of FLOPs. The backward is deterministic by design: nothing is added atomically.
 
 Cost: 4 D FLOPs forward and 14 D backward for a pair of a visited tile; counted are the needed pairs and 10 D, as for
 every backend. Kept for the backward: inputs, output, log-sum-exp.
@@ -52,15 +52,11 @@ class Shape(NamedTuple):
 # By head width, rounded up: forward, gradient of queries, gradient of keys. Not yet chosen by measurement: the largest
 # tiles that the compiler keeps in the registers of an H100 (docs/attention.md).
 HALF = {
-    32: (Shape(128, 64, 4, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 3)),
-    64: (Shape(128, 64, 4, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 3)),
-    128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(64, 128, 8, 2)),
+    32: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
+    64: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
+    128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(32, 128, 8, 2)),
 }
-SINGLE = {  # float32 does not go through the matrix units
-    32: (Shape(64, 32, 4, 2), Shape(64, 32, 4, 2), Shape(32, 64, 4, 2)),
-    64: (Shape(64, 32, 4, 2), Shape(64, 32, 4, 2), Shape(32, 64, 4, 2)),
-    128: (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(32, 32, 4, 2)),
-}
+SINGLE = dict.fromkeys(HALF, (Shape(32, 32, 4, 1),) * 3)  # float32 does not go through the matrix units
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +89,13 @@ class Fused:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every group of queries and, where asked, its log-sum-exp."""
         refuse(queries[0])
-        leaves = [*queries, *keys, *values]
-        has_backward = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
+        tensors = list(queries), list(keys), list(values)
+        has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
         scale = queries[0].shape[3] ** -0.5 if scale is None else scale
-        readers = self.readers if has_backward else []
-        ys, lse = attend(list(queries), list(keys), list(values), self.bounds, readers, scale)
+        if not has_backward and _rows_of_key_head(*tensors[:2]) <= FEW:
+            ys, lse = decode(*tensors, self.bounds, scale)
+        else:
+            ys, lse = attend(*tensors, self.bounds, self.readers if has_backward else [], scale)
         return tuple(ys), lse.detach().unbind() if return_lse else ()
 
 
@@ -138,7 +136,7 @@ def attend(
     _launch(
         kernels.forward_kernel, _tiles_of_queries(q, shape), shape, q[0],
         tuple(q), tuple(k), tuple(v), tuple(ys), lse, *_located(bounds), T, B, H, H // k[0].shape[1], scale * _LOG2_E,
-        *map(_strides, (q, k, v, ys)), GROUPS=len(q), SOURCES=len(k), D=D,
+        *map(_strides, (q, k, v, ys)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
     )  # fmt: skip
     return ys, lse
 
@@ -169,7 +167,7 @@ def attend_backward(
     _launch(
         kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
         tuple(q), tuple(k), tuple(v), tuple(y), tuple(dy), tuple(dq), lse, delta, *_located(bounds), T, *numbers,
-        *map(_strides, (q, k, v, y, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D,
+        *map(_strides, (q, k, v, y, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
     )  # fmt: skip
     for s, of_source in enumerate(readers):
         N = k[s].shape[2]
@@ -177,7 +175,7 @@ def attend_backward(
             _launch(
                 kernels.key_gradient_kernel, (triton.cdiv(N, for_keys.keys), G, B), for_keys, q[0],
                 tuple(q), k[s], v[s], tuple(dy), dk[s], dv[s], lse, delta, *_located(of_source), T, N, *numbers,
-                *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])), GROUPS=len(q), D=D,
+                *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])), GROUPS=len(q), D=D, **for_keys.blocks,
             )  # fmt: skip
     return [*dq, *dk, *dv]
 
@@ -221,15 +219,73 @@ def _pairs(bounds: Tensor, rows: int) -> int:
     return int((bounds[1] - bounds[0]).sum()) * (rows // bounds.shape[1])
 
 
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+FEW = 64
+"""Queries of all heads and groups that read one key head, up to which the keys are shared out."""
+DECODE_BLOCK = 64
+"""Keys that a program loads at a time."""
+PROGRAMS = 264
+"""Of all rows and key heads together, about: two for every multiprocessor of an H100."""
+
+
+@torch.library.custom_op("tandem::decode", mutates_args=())
+def decode(
+    q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, scale: float
+) -> tuple[list[Tensor], Tensor]:
+    """As `attend`, for few queries and without a backward: programs share out the keys of every key head.
+
+    How many shares there are depends on shapes alone, and how long they are on the spans: a captured graph serves any
+    number of keys.
+    """
+    q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
+    ys, lse = _empty_outputs(q)
+    (B, H, T, D), G, rows = q[0].shape, k[0].shape[1], _rows_of_key_head(q, k)
+    longest = max(1, *(x.shape[2] for x in k))
+    shares = min(triton.cdiv(PROGRAMS, B * G), triton.cdiv(longest, 2 * DECODE_BLOCK))
+    shares = triton.next_power_of_2(shares)
+    shape = Shape(max(16, triton.next_power_of_2(rows)), DECODE_BLOCK, 4, 3)
+    parts = lse.new_empty(B, G, shares, shape.queries, _block_width(D))
+    largest, totals = lse.new_empty(2, *parts.shape[:4])
+    _launch(
+        kernels.decode_kernel, (shares, G, B), shape, q[0],
+        tuple(q), tuple(k), tuple(v), parts, largest, totals, *_located(bounds), T, H // G, scale * _LOG2_E,
+        *map(_strides, (q, k, v)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
+    )  # fmt: skip
+    _launch(
+        kernels.combine_kernel, (rows, G, B), shape, q[0],
+        parts, largest, totals, tuple(ys), lse, T, H, H // G, _strides(ys),
+        GROUPS=len(q), D=D, BLOCK_M=shape.queries, SHARES=shares,
+    )  # fmt: skip
+    return ys, lse
+
+
+@decode.register_fake
+def _(q, k, v, bounds, scale):
+    return _empty_outputs(q)
+
+
+@register_flop_formula(torch.ops.tandem.decode, get_raw=True)
+def _decode_flops(q, k, v, bounds, scale, out_val=None, **_):
+    return 4 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
+
+
+def _rows_of_key_head(q: list[Tensor], k: list[Tensor]) -> int:
+    return len(q) * q[0].shape[2] * (q[0].shape[1] // k[0].shape[1])
+
+
 # ---- launching ------------------------------------------------------------------------------------------------------
 
 _LOG2_E = kernels.LOG2_E.value
 
 
 def _launch(kernel, grid: tuple[int, int, int], shape: Shape, like: Tensor, *arguments, **constants) -> None:
-    width = max(16, triton.next_power_of_2(like.shape[3]))  # what a product of tiles takes at least
     with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
-        kernel[grid](*arguments, **constants, BLOCK_D=width, **shape.blocks, **shape.options)
+        kernel[grid](*arguments, **constants, BLOCK_D=_block_width(like.shape[3]), **shape.options)
+
+
+def _block_width(D: int) -> int:
+    return max(16, triton.next_power_of_2(D))  # a product of tiles takes 16 at least
 
 
 def _shapes(q: Tensor) -> tuple[Shape, Shape, Shape]:
