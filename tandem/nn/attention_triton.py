@@ -70,7 +70,14 @@ class Fused:
 
     @cached_property
     def bounds(self) -> Tensor:
-        return torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32)).to(self.device)
+        return self._on_host().to(self.device)
+
+    def take_over(self, other: "Fused") -> None:
+        """From here on the spans of `other`, of the same shape, stand on the device, where a captured graph reads."""
+        self.bounds.copy_(other._on_host())
+
+    def _on_host(self) -> Tensor:
+        return torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32))
 
     @cached_property
     def readers(self) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """What "auto" goes by on CUDA: how much faster the fused kernel is than FlexAttention, where that was measured.
 
-A line counts for one kind of device and one shape of attention; whatever has no line keeps FlexAttention. The lines come
-from `python benchmarks/gpu.py`, which prints them; a line is entered by hand, so that no run changes what another takes.
+A line counts for one kind of device and one shape of attention; whatever has no line keeps FlexAttention. The lines
+come from `python benchmarks/gpu.py`, which prints them; they are entered by hand, so no run changes what another takes.
 """
 
 from typing import NamedTuple
