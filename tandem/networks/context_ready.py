@@ -377,3 +377,22 @@ class ContextReadySession:
         self.inner.fix(capacity)
         self.ready, self.carry = self.inner.ready, self.carry.clone()
         self.state = (self.carry,)
+
+    def fork(self) -> "ContextReadySession":
+        other = ContextReadySession(self.network, self.inner.rows)
+        other.inner, other.carry, other.passes = self.inner.fork(), self.carry, self.passes
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return self.inner.bytes + (0 if self.carry is None else self.carry.nbytes)
+
+
+def plus(e: Tensor, c: Tensor | None) -> Tensor:
+    """e + c, c = None being 0."""
+    return e if c is None else e + c
+
+
+def _first(starts: Tensor) -> Tensor:
+    """(B, T, 1): True where no position before carries anything, at a document's start (and in front of it)."""
+    return (torch.arange(starts.shape[1]) <= starts)[..., None]
