@@ -14,15 +14,15 @@ from tandem.nn.spans import Span, causal, prefix, readable
 fused = pytest.importorskip("tandem.nn.attention_triton", reason="needs triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = fused.Shape(queries=32, keys=32, warps=4, stages=1)
+SMALL = (fused.Shape(64, 32, 4, 1), fused.Shape(64, 32, 4, 1), fused.Shape(32, 32, 4, 1))
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Tiles of 32 and two heads over one key head: the interpreter takes milliseconds for every tile."""
+    """Small tiles and two heads over one key head: the interpreter takes milliseconds for every tile."""
     for table in (fused.HALF, fused.SINGLE):
         for width in table:
-            monkeypatch.setitem(table, width, (SMALL,) * 3)
+            monkeypatch.setitem(table, width, SMALL)
     monkeypatch.setattr(patterns, "H", 2)
     monkeypatch.setattr(patterns, "G", 1)
 
@@ -47,8 +47,9 @@ def assert_is_the_definition(case, tolerance, of_gradients=None):
         is_gradient = n >= len(actual) - len(case[2])
         a, e = (x.double().nan_to_num(neginf=0) for x in (a, e))
         limit = of_gradients if is_gradient and of_gradients else tolerance
-        error, size = (a - e).abs().max(), e.abs().max().clamp_min(1)
-        assert error <= limit * size, f"result {n} of {len(actual)}: {error:.1e} of {size:.1e}"
+        if a.numel():
+            error, size = (a - e).abs().max(), e.abs().max().clamp_min(1)
+            assert error <= limit * size, f"result {n} of {len(actual)}: {error:.1e} of {size:.1e}"
 
 
 # ---- the definition -------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def assert_is_the_definition(case, tolerance, of_gradients=None):
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_triton_is_the_definition(name):
-    # 75 queries and keys: two whole tiles and a ragged one. 1e-5: float32 sums of at most 150 terms in another order.
+    # 75 queries and keys: whole tiles and a ragged one. 1e-5: float32 sums of at most 150 terms in another order.
     spans = PATTERNS[name](75)
     assert_is_the_definition(case_of(spans, [75] * len(spans), 75), 1e-5)
 
