@@ -154,15 +154,17 @@ def sdpa_arms(B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tu
 def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D: int, options: Any) -> None:
     tokens, channels, dtype = (64, 32, torch.float32) if options.tiny else (16_384, 768, torch.bfloat16)
     T, D = (32, 16) if options.tiny else (T, D)
-    B, H = max(1, tokens // T), channels // D
+    B, H, warmup = max(1, tokens // T), channels // D, 1 if options.tiny else 3
     shape = {"part": "attention", "B": B, "T": T, "H": H, "D": D, "dtype": str(dtype)[6:]}
-    fastest = time_arms(dict(sdpa_arms(B, T, H, D, dtype)), options.rounds)
+    if not set(masks) & set(options.masks):
+        return
+    fastest = time_arms(dict(sdpa_arms(B, T, H, D, dtype)), options.rounds, warmup)
     append(out, shape | {"mask": "causal", "documents": "none", "arms": fastest})
-    for mask in masks:
+    for mask in [mask for mask in masks if mask in options.masks]:
         for kind in kinds:
             spans = MASKS[mask](documents(kind, B, T))
             pairs = sum(int((s.hi - s.lo).sum()) * (B // s.lo.shape[0]) for group in spans for s in group)
-            arms = time_arms(dict(arms_of(spans, B, T, H, D, dtype, options.tiny)), options.rounds)
+            arms = time_arms(dict(arms_of(spans, B, T, H, D, dtype, options.tiny)), options.rounds, warmup)
             shown = "  ".join(f"{name} {x['ms']:.2f}" if "ms" in x else f"{name} -" for name, x in arms.items())
             print(f"T {T} D {D} {mask}, documents {kind}: {shown} ms", flush=True)
             # 14 FLOPs a pair and channel, forward and backward, as Cost counts them
@@ -173,7 +175,8 @@ def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
+    arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
     torch._dynamo.config.recompile_limit = 64  # of FlexAttention, once per length and mask

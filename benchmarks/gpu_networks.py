@@ -35,6 +35,8 @@ from tandem.recipe import registered
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+LONG = ("decoder", "sps", "double_decoder")
+"""Networks whose decoding is timed to 4,096 tokens; of the others 512 tokens are."""
 PEAK = 989e12
 """Dense bfloat16 FLOPs a second of an H100 or H200, by the data sheet."""
 Settings = dict[str, Any]
@@ -91,8 +93,9 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
 
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 4, 4096, 50_302)
-    reference = None
-    for name in ["decoder", *(name for name in registered("network") if name != "decoder")]:
+    reference: dict[str, float] = {}
+    names = ["decoder", *(name for name in registered("network") if name != "decoder")]
+    for name in options.networks or names:
         for backend in ("triton", "flex") if CUDA else ("tiled",):
             found: dict[str, Any] = {
                 "network": name,
@@ -107,13 +110,15 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
                 if not options.tiny:
                     network.compile()
                 with preferring(backend):
-                    times = time_arms({"step": stepper(network, rows_of(vocabulary, rows, T))}, options.rounds)["step"]
+                    times = time_arms({"step": stepper(network, rows_of(vocabulary, rows, T))}, options.rounds).get(
+                        "step", {}
+                    )
             except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
                 times = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
                 flops = 0
             if "ms" in times:
-                reference = reference or times["ms"]
-                found |= {"over decoder": times["ms"] / reference, "mfu": flops / times["ms"] * 1e3 / PEAK}
+                reference.setdefault(backend, times["ms"])  # the decoder comes first
+                found |= {"over decoder": times["ms"] / reference[backend], "mfu": flops / times["ms"] * 1e3 / PEAK}
             record(found | times | {"flops": flops})
             network = None
             if CUDA:
@@ -121,16 +126,19 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
 
 
 def decode(record: Callable[[dict], None], options: Any) -> None:
-    prompt, tokens, vocabulary = (5, 3, 62) if options.tiny else (1024, 3072, 50_302)
+    vocabulary = 62 if options.tiny else 50_302
     wide = {"depth": 1, "width": 2048, "heads": 16}, {"depth": 6, "width": 1088, "heads": 16}
     others = [name for name in registered("network") if name not in ("decoder", "sps")]
     arms: list[tuple[str, str, Settings]] = [(name, name, M) for name in ("decoder", "sps", *others)]
     arms += [("context_ready, 1 wide block", "context_ready", wide[0]), ("decoder, 6 blocks", "decoder", wide[1])]
     for what, name, shape in arms:
+        if options.networks and what not in options.networks:
+            continue
         for rows in (1, 16):
+            prompt, tokens = (5, 3) if options.tiny else (1024, 3072 if rows > 1 and what in LONG else 512)
             found: dict[str, Any] = {"network": what, "rows": rows, "prompt": prompt, "tokens": tokens}
             try:
-                network = build(name, TINY if options.tiny else shape, vocabulary, prompt + tokens + 1)
+                network = build(name, TINY if options.tiny else shape, vocabulary, prompt + tokens)
                 network = network.to(torch.bfloat16 if CUDA else torch.float32).eval()
                 found |= _decoded(network, rows, prompt, tokens, vocabulary)
             except Exception as error:  # no session for plain prompts, or none that can be fixed
@@ -140,18 +148,26 @@ def decode(record: Callable[[dict], None], options: Any) -> None:
 
 
 def _decoded(network: Any, rows: int, prompt: int, tokens: int, vocabulary: int) -> dict[str, Any]:
-    """Tokens a second, eager from the middle of the text, and of all tokens as CUDA graphs."""
+    """Tokens a second: eager, of the first few; as CUDA graphs, of all."""
     ids = torch.randint(vocabulary, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
     few = min(tokens, 48)
     weights = sum(x.numel() * x.element_size() for x in network.parameters())
     session = network.session(rows)
     began = _now()
     token = session.prefill(ids).argmax(-1)
-    found: dict[str, Any] = {"prefill seconds": _now() - began, "cache bytes": session.bytes, "weight bytes": weights}
+    found: dict[str, Any] = {
+        "first prefill seconds": _now() - began,
+        "cache bytes": session.bytes,
+        "weight bytes": weights,
+    }
+    session.step(token)
     found["eager tokens/s"] = rows * few / _stepped(session, token, few)
     if CUDA:
-        captured = CapturedSession(network.session(rows), prompt + tokens + 1)
-        token = captured.step(captured.prefill(ids).argmax(-1)).argmax(-1)
+        captured = CapturedSession(network.session(rows), prompt + tokens)
+        began = _now()
+        token = captured.prefill(ids).argmax(-1)
+        found["prefill seconds"] = _now() - began
+        token = captured.step(token).argmax(-1)
         found["graph tokens/s"] = rows * (tokens - 1) / _stepped(captured, token, tokens - 1)
     return found
 
@@ -239,19 +255,22 @@ PARTS = {part.__name__: part for part in (steps, decode, heads, bags, passes)}
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("part", choices=PARTS)
+    arguments.add_argument("parts", nargs="+", choices=PARTS)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--networks", nargs="+", help="of steps and decode; all that are registered")
+    arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
     print(header())
     append(options.out, machine())
 
-    def record(found: dict) -> None:
-        print(found, flush=True)
-        append(options.out, {"part": options.part} | found)
+    for part in options.parts:
 
-    PARTS[options.part](record, options)
+        def record(found: dict, part: str = part) -> None:
+            print(found, flush=True)
+            append(options.out, {"part": part} | found)
+
+        PARTS[part](record, options)
 
 
 if __name__ == "__main__":
