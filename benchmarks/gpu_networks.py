@@ -93,36 +93,34 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
 
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 4, 4096, 50_302)
-    reference: dict[str, float] = {}
-    names = ["decoder", *(name for name in registered("network") if name != "decoder")]
-    for name in options.networks or names:
-        for backend in ("triton", "flex") if CUDA else ("tiled",):
-            found: dict[str, Any] = {
-                "network": name,
-                "backend": backend,
-                "rows": rows,
-                "T": T,
-                "vocabulary": vocabulary,
-            }
-            try:
-                network = build(name, shape, vocabulary, T).train()
-                flops = rows * sum(network.cost().training(T).values())
-                if not options.tiny:
-                    network.compile()
-                with preferring(backend):
-                    times = time_arms({"step": stepper(network, rows_of(vocabulary, rows, T))}, options.rounds).get(
-                        "step", {}
-                    )
-            except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
-                times = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
-                flops = 0
-            if "ms" in times:
-                reference.setdefault(backend, times["ms"])  # the decoder comes first
-                found |= {"over decoder": times["ms"] / reference[backend], "mfu": flops / times["ms"] * 1e3 / PEAK}
-            record(found | times | {"flops": flops})
-            network = None
-            if CUDA:
-                torch.cuda.empty_cache()
+    backends, reference = ("triton", "flex") if CUDA else ("tiled",), {}
+    order = ["decoder", "sps", "double_decoder"]
+    names = [name for name in order if name in registered("network")]
+    for name in options.networks or [*names, *(name for name in registered("network") if name not in names)]:
+        found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
+        try:
+            network = build(name, shape, vocabulary, T).train()
+            flops = rows * sum(network.cost().training(T).values())
+            if not options.tiny:
+                network.compile()
+            step = stepper(network, rows_of(vocabulary, rows, T))
+            arms = {backend: lambda backend=backend: _preferring(backend, step) for backend in backends}  # noqa: B023
+            times = time_arms(arms, options.rounds)
+        except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
+            record(found | {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"})
+            continue
+        for backend, time_of in times.items():
+            if "ms" in time_of:
+                reference.setdefault(backend, time_of["ms"])  # the decoder comes first
+                of = {"over decoder": time_of["ms"] / reference[backend], "mfu": flops / time_of["ms"] * 1e3 / PEAK}
+                time_of = of | time_of
+            record(found | {"backend": backend, "flops": flops} | time_of)
+        del network, step, arms
+
+
+def _preferring(backend: str, step: Callable[[], Any]) -> None:
+    with preferring(backend):
+        step()
 
 
 def decode(record: Callable[[dict], None], options: Any) -> None:
