@@ -104,7 +104,7 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
             if not options.tiny:
                 network.compile()
             step = stepper(network, rows_of(vocabulary, rows, T))
-            arms = {backend: lambda backend=backend: _preferring(backend, step) for backend in backends}  # noqa: B023
+            arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
             times = time_arms(arms, options.rounds)
         except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
             record(found | {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"})
@@ -115,7 +115,6 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
                 of = {"over decoder": time_of["ms"] / reference[backend], "mfu": flops / time_of["ms"] * 1e3 / PEAK}
                 time_of = of | time_of
             record(found | {"backend": backend, "flops": flops} | time_of)
-        del network, step, arms
 
 
 def _preferring(backend: str, step: Callable[[], Any]) -> None:

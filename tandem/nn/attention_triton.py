@@ -56,7 +56,8 @@ HALF = {
     64: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
     128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(32, 128, 8, 2)),
 }
-SINGLE = dict.fromkeys(HALF, (Shape(32, 32, 4, 1),) * 3)  # float32 does not go through the matrix units
+_SMALL = Shape(32, 32, 4, 1)
+SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not go through the matrix units
 
 
 @dataclass(frozen=True, eq=False)
