@@ -3,9 +3,12 @@
     python benchmarks/gpu.py [--out FOLDER] [--wheels FOLDER]
 
 First, side by side on the processor's cores: the tests named after CUDA, and a pass over all benchmarks that compiles
-what they need. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit and a
-log, and writes JSON lines as it goes, so that what fails or is slow loses nothing else. At the end, also when the time
-is up, report.md is written from the lines: the machine, the tests, all numbers, and what of the goals is reached.
+what they need. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit, so
+that what fails or is slow loses nothing else. Three files come of it:
+
+    lines.jsonl   every number, written as it is measured
+    log.txt       what each part printed, the last of it
+    report.md     the machine, the tests, all numbers, and what of the goals is reached
 
 Needs torch, triton, numpy, and what importing tandem.networks needs; the tests need pytest and the core dependencies.
 Where packages are missing, wheels from --wheels are installed into a folder of their own; nothing is downloaded.
@@ -80,8 +83,8 @@ def main() -> int:
     options = arguments.parse_args()
     began, out = time.monotonic(), options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.jsonl"):
-        old.unlink()
+    for name in ("lines.jsonl", "log.txt"):
+        (out / name).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as site:
         environment = provide(options.wheels, Path(site))
         left = lambda: TOTAL - (time.monotonic() - began)
@@ -142,20 +145,17 @@ def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: floa
     """Runs the parts side by side, each until it ends or its time is up; what became of each."""
     began, going = time.monotonic(), []
     for part in parts:
-        is_benchmark = part.words[0] in (ATTENTION, NETWORKS)
         # What compiling writes is no result.
-        lines = Path(os.devnull) if part.name.startswith("compile-") else out / f"{part.name}.jsonl"
-        words = [*part.words, "--out", str(lines)] if is_benchmark else part.words
-        with (out / f"{part.name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-        going.append((part, process))
+        lines = os.devnull if part.name.startswith("compile-") else str(out / "lines.jsonl")
+        words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS) else part.words
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, when its process has ended
+        command = [sys.executable, *words]
+        process = subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        going.append((part, process, log))
     verdicts = []
-    for part, process in going:
-        limit = max(1.0, min(part.seconds, seconds) - (time.monotonic() - began))
+    for part, process, log in going:
         try:
-            code = process.wait(limit)
+            code = process.wait(max(1.0, min(part.seconds, seconds) - (time.monotonic() - began)))
             verdict = "passed" if code == 0 else f"failed with {code}"
         except subprocess.TimeoutExpired:
             process.kill()
@@ -163,6 +163,9 @@ def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: floa
             verdict = "cut off"
         verdicts.append({"name": part.name, "verdict": verdict, "seconds": round(time.monotonic() - began)})
         print(f"{part.name:<32} {verdict}, {verdicts[-1]['seconds']} s", flush=True)
+        log.seek(0)
+        with (out / "log.txt").open("ab") as all_logs, log:
+            all_logs.write(f"\n==== {part.name}: {verdict}\n".encode() + log.read()[-20_000:])
     return verdicts
 
 

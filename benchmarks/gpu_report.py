@@ -13,14 +13,11 @@ Lines = list[dict[str, Any]]
 
 
 def write_report(folder: Path, verdicts: Lines) -> str:
-    """Writes report.md and lines.jsonl, all lines in one file; returns the page."""
-    lines, machine = [], {}
-    for file in sorted(folder.glob("*.jsonl")):
-        for line in map(json.loads, file.read_text().splitlines()):
-            if "part" in line:
-                lines.append(line)
-            else:
-                machine = line
+    """Writes report.md from lines.jsonl; returns the page."""
+    file = folder / "lines.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = [record for record in records if "part" in record]
+    machine = next((record for record in records if "part" not in record), {})
     of = {part: [line for line in lines if line["part"] == part] for part in {line["part"] for line in lines}}
     page = [
         "# Measured on " + str(machine.get("device", "no machine")),
