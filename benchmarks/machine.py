@@ -15,6 +15,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ def machine() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "triton": version("triton") if find_spec("triton") else None,
         "python": platform.python_version(),
         "tandem": (_run("git", "rev-parse", "--short", "HEAD") or "no commit") + changes,
         "date": date.today().isoformat(),
@@ -61,6 +64,42 @@ def compare(
         flush=True,
     )
     return {"what": what, "ratio": ratio, "quartiles": [low, high], "ms": ms, "pairs": pairs}
+
+
+def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
+    """Milliseconds of each arm, median and quartiles over interleaved rounds; an arm that fails says how.
+
+    On CUDA by the device's own clock, so that what the host does before a kernel starts is not counted twice.
+    """
+    times, failed = {name: [] for name in arms}, {}
+    for name, run in arms.items():
+        try:
+            for _ in range(warmup):
+                run()
+        except (RuntimeError, ValueError, NotImplementedError) as error:  # one arm that cannot do it loses itself alone
+            failed[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+            torch.cuda.empty_cache() if torch.cuda.is_available() else None
+    for _ in range(rounds):
+        for name in [name for name in arms if name not in failed]:
+            times[name].append(1e3 * _time(arms[name]) if not torch.cuda.is_available() else _device_ms(arms[name]))
+    quartiles = {name: statistics.quantiles(x, n=4) if rounds > 1 else x * 3 for name, x in times.items() if x}
+    return {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()} | failed
+
+
+def _device_ms(run: Callable[[], Any]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def append(path: Path, record: dict) -> None:
+    """Adds a line, at once: what has been measured outlives whatever happens next."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def write(path: str, records: list[dict]) -> None:

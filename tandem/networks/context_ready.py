@@ -335,6 +335,8 @@ class ContextReadySession:
         self.carry: Tensor | None = None
         self.passes = 1
         """That the prompt took."""
+        self.state: tuple[Tensor, ...] = ()
+        """As of DecoderSession."""
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
@@ -358,12 +360,23 @@ class ContextReadySession:
 
     def advance(self, e: Tensor) -> Tensor:
         """The last block's output of the next column, whose embeddings e (B, 1, C) are corrected first."""
-        first = (self.inner.columns <= self.inner.pads)[:, None, None].to(e.device)
+        if self.inner.clock is None:
+            first = (self.inner.columns <= self.inner.pads)[:, None, None].to(e.device)
+        else:
+            first = torch.zeros_like(e[..., :1], dtype=torch.bool)  # fixed behind the prompt
         h = torch.zeros_like(e) if self.carry is None else self.carry
         x = e + self.network.correct(h, e, first)
         z = self.inner.states(x)
-        self.carry = self.network.carry(x, z)
+        carry = self.network.carry(x, z)
+        self.carry = self.state[0].copy_(carry) if self.state else carry  # a graph reads where it has written
         return z
+
+    def fix(self, capacity: int) -> None:
+        """As DecoderSession.fix."""
+        assert self.carry is not None
+        self.inner.fix(capacity)
+        self.ready, self.carry = self.inner.ready, self.carry.clone()
+        self.state = (self.carry,)
 
     def fork(self) -> "ContextReadySession":
         other = ContextReadySession(self.network, self.inner.rows)

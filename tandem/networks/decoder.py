@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.network import Network, padded
-from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
-from tandem.nn.cache import Cache, GraphCache
+from tandem.nn.cache import Cache, FixedCache, GraphCache
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import norm
@@ -134,12 +134,12 @@ class Decoder(Network):
             x = self.run_block(block, x, reader)
         return x
 
-    def rotation(self, first: int, length: int, like: Tensor) -> Rotation | None:
+    def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation | None:
         """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
         c = self.config
         if c.positions == "learned":
             return None
-        columns = torch.arange(first, first + length, device=like.device)
+        columns = first + torch.arange(length, device=like.device)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
 
@@ -185,17 +185,63 @@ class SpanReader:
 
 
 class DecoderSession:
-    """Caches of all layers. Prompts are aligned at their ends: row b begins at column pads[b]."""
+    """Caches of all layers. Prompts are aligned at their ends: row b begins at column pads[b].
+
+    Of a fixed session, a step has a part for the host, `ready`, and one for the device, `step`, which a CUDA graph can
+    hold (captured.py).
+    """
+
+    clock: Tensor | None = None
+    """Of a fixed session, on the device: the column that a step reads."""
+    state: tuple[Tensor, ...] = ()
+    """Of a fixed session: what a step changes beside entries of caches, which it would only write again."""
 
     def __init__(self, network: Decoder, rows: int):
         self.network, self.rows = network, rows
-        self.caches: list[Cache] = [Cache(network.config.reach) for _ in network.blocks]
+        self.caches: list[Any] = [Cache(network.config.reach) for _ in network.blocks]
         self.columns = 0
         self.pads = torch.zeros(rows, dtype=torch.long)
 
     def keep_graph(self) -> None:
         """Before the first column: from here on gradients flow into what is kept."""
-        self.caches = [GraphCache(cache.window) for cache in self.caches]  # type: ignore[assignment]
+        self.caches = [GraphCache(cache.window) for cache in self.caches]
+
+    def fix(self, capacity: int) -> None:
+        """After the prompt: from here on one token a row at a time, `capacity` in all, in memory that never moves.
+
+        Raises: ValueError for networks whose steps ask the host in between.
+        """
+        if self.network.places is not None:
+            raise ValueError("learned positions are looked up from the host; a session of such a network is not fixed")
+        if self.network.config.moe is not None:
+            raise ValueError("the host decides how many tokens an expert reads; a session of a mixture is not fixed")
+        self.clock = torch.zeros(1, dtype=torch.long, device=self.network.table.weight.device)
+        self.caches = self._fixed(self.caches, capacity)
+        self.plan = None
+
+    def _fixed(self, caches: list[Any], capacity: int) -> list[FixedCache]:
+        assert self.clock is not None
+        return [FixedCache.of(cache, self.columns, capacity, self.clock) for cache in caches]
+
+    def ready(self) -> None:
+        """The host's part of the next step of a fixed session: which column it reads, and by which spans."""
+        assert self.clock is not None
+        self.clock.fill_(self.columns)
+        self.columns += 1
+        fresh = self._fixed_plan()
+        if self.plan is None:
+            self.plan = fresh
+        for plan, new in zip(self._plans(self.plan), self._plans(fresh), strict=True):
+            plan.fused.take_over(new.fused)
+
+    def _fixed_plan(self) -> Any:
+        cache = self.caches[0]
+        end = cache.index(self.columns - 1) + 1
+        keys = cache.kv.shape[3]
+        return plan_attention([self._span(1, end)], [keys], device=cache.kv.device, backend="triton")
+
+    def _plans(self, plan: Any) -> tuple[Plan, ...]:
+        return (plan,)
 
     def prefill(self, prompts: list[list[int]]) -> Tensor:
         return self.step(self.align(prompts))
@@ -227,9 +273,12 @@ class DecoderSession:
 
     def states(self, x: Tensor) -> Tensor:
         """The last block's output for the next columns (B, n, C), which are then read."""
-        self.rotation = self.network.rotation(self.columns, x.shape[1], x)
-        self.columns += x.shape[1]
-        self.plan = None
+        if self.clock is not None:
+            self.rotation = self.network.rotation(self.clock, x.shape[1], x)
+        else:
+            self.rotation = self.network.rotation(self.columns, x.shape[1], x)
+            self.columns += x.shape[1]
+            self.plan = None
         return self.network.states(x, self)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -240,14 +289,13 @@ class DecoderSession:
         cache = self.caches[layer]
         k, v = cache.append(k, v)
         if self.plan is None:
-            self.span = self._span(q.shape[2], k.shape[2])
-            self.plan = plan_attention([self.span], [k.shape[2]], device=q.device)
-        return attend(q, [Source(k, v, self.span)], plan=self.plan)
+            self.plan = plan_attention([self._span(q.shape[2], k.shape[2])], [k.shape[2]], device=q.device)
+        return attend(q, [Source(k, v, self.plan.spans[0])], plan=self.plan)
 
-    def _span(self, queries: int, keys: int) -> Span:
-        """What the newest columns read of those that the caches return."""
-        starts = (self.pads[:, None] - (self.columns - keys)).clamp(0, keys)
-        return self.network.span(starts, torch.arange(keys - queries, keys))
+    def _span(self, queries: int, end: int) -> Span:
+        """What the newest columns, which end at index `end`, read of what the caches return."""
+        starts = (self.pads[:, None] - (self.columns - end)).clamp(0, end)
+        return self.network.span(starts, torch.arange(end - queries, end))
 
     def fork(self) -> Self:
         other = type(self)(self.network, self.rows)

@@ -37,7 +37,7 @@ from torch import Tensor
 from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession
-from tandem.nn.attention import Groups, Source, attend, plan_attention
+from tandem.nn.attention import Backend, Groups, Plan, Source, attend, plan_attention
 from tandem.nn.block import linear_work
 from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, initialise
@@ -209,10 +209,17 @@ def stream_spans(
 class Reading:
     """Attention over the keys of both streams: of both as queries or, in the last block, of the one read out."""
 
-    def __init__(self, network: SPS, spans: tuple[Groups, ...], keys: tuple[int, ...], device: torch.device):
+    def __init__(
+        self,
+        network: SPS,
+        spans: tuple[Groups, ...],
+        keys: tuple[int, ...],
+        device: torch.device,
+        backend: Backend = "auto",
+    ):
         read = network.streams.index(network.config.read)
         ways = spans, tuple(groups[read] for groups in spans)
-        self.both, self.one = ((way, plan_attention(way, keys, device=device)) for way in ways)
+        self.both, self.one = ((way, plan_attention(way, keys, device=device, backend=backend)) for way in ways)
 
     def __call__(self, q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
         """q of 2B rows, inputs first, or of B; k and v of each stream."""
@@ -245,30 +252,54 @@ class StreamSession(DecoderSession):
 
     def __init__(self, network: SPS, rows: int):
         super().__init__(network, rows)
-        self.rings: list[Cache] = [Cache(network.config.window) for _ in network.blocks]
+        self.rings: list[Any] = [Cache(network.config.window) for _ in network.blocks]
 
     def keep_graph(self) -> None:
         super().keep_graph()
-        self.rings = [GraphCache(ring.window) for ring in self.rings]  # type: ignore[assignment]
+        self.rings = [GraphCache(ring.window) for ring in self.rings]
+
+    def fix(self, capacity: int) -> None:
+        super().fix(capacity)
+        self.rings = self._fixed(self.rings, capacity)
+
+    def _fixed_plan(self) -> Any:
+        stores = self._stores(0)
+        ends = tuple(store.index(self.columns - 1) + 1 for store in stores)
+        kv = [store.kv for store in stores]
+        return self._reading(1, ends, tuple(x.shape[3] for x in kv), kv[0].device, "triton")
+
+    def _plans(self, plan: Any) -> tuple[Plan, ...]:
+        return plan.both[1], plan.one[1]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        stores = self.caches[layer], self.rings[layer]
-        if self.network.config.persistent == "predictions":
-            stores = stores[::-1]
+        stores = self._stores(layer)
         kv = [store.append(*new) for store, *new in zip(stores, k.chunk(2), v.chunk(2), strict=True)]
         k, v = zip(*kv, strict=True)
         if self.plan is None:
-            self.plan = self._reading(q.shape[2], tuple(x.shape[2] for x in k), q.device)
+            keys = tuple(x.shape[2] for x in k)
+            self.plan = self._reading(q.shape[2], keys, keys, q.device)
         return self.plan(q, k, v)
 
-    def _reading(self, queries: int, keys: tuple[int, ...], device: torch.device) -> Reading:
-        """What the newest columns read of those that the stores return."""
+    def _stores(self, layer: int) -> tuple[Any, Any]:
+        """Of the inputs, then of the predictions."""
+        stores = self.caches[layer], self.rings[layer]
+        return stores[::-1] if self.network.config.persistent == "predictions" else stores
+
+    def _reading(
+        self,
+        queries: int,
+        ends: tuple[int, ...],
+        keys: tuple[int, ...],
+        device: torch.device,
+        backend: Backend = "auto",
+    ) -> Reading:
+        """What the newest columns, which end at index `ends` of each store, read of what the stores return."""
         spans = []
-        for source, held in enumerate(keys):
-            first = self.columns - held  # column of the store's first entry
-            starts, columns = (self.pads[:, None] - first).clamp(0, held), torch.arange(held - queries, held)
+        for source, end in enumerate(ends):
+            first = self.columns - end  # column of the store's first entry
+            starts, columns = (self.pads[:, None] - first).clamp(0, end), torch.arange(end - queries, end)
             spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
-        return Reading(self.network, tuple(spans), keys, device)
+        return Reading(self.network, tuple(spans), keys, device, backend)
 
     def fork(self) -> Self:
         other = super().fork()

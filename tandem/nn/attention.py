@@ -17,6 +17,7 @@ Separation): q and every span are then tuples, one entry per group, and so is y.
     dense   the definition, symbol by symbol: the oracle of the tests, and the code to read first (below)
     tiled   one SDPA call per tile of queries, over the slices it reads; any device, made for CPUs (tiled.py)
     flex    FlexAttention with a block mask straight from the spans; made for CUDA (flex.py)
+    triton  a kernel of our own that reads the spans; made for CUDA (attention_triton.py)
 
 Cost: 4 D sum(hi - lo) FLOPs per head forward, 2.5 times that backward; docs/attention.md derives the tiles.
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
@@ -31,10 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.nn import tiled
+from tandem.nn import measured, tiled
 from tandem.nn.spans import Span, readable
 
-Backend = Literal["auto", "dense", "tiled", "flex"]
+Backend = Literal["auto", "dense", "tiled", "flex", "triton"]
 Groups = tuple[Span, ...]
 
 
@@ -105,22 +106,34 @@ class Plan:
 
         return flex.plan(self.lo, self.hi, self.keys, self.device)
 
+    @cached_property
+    def fused(self):
+        from tandem.nn import attention_triton  # needs triton, which PyTorch brings along with CUDA only
+
+        return attention_triton.Fused(self.lo, self.hi, self.keys, self.device)
+
     @property
     def tiled_pairs(self) -> int:
         """Query-key pairs per head that the tiled backend visits, summed over rows; needed are (hi - lo).sum()."""
         return sum(strip.pairs for strip in self.tiles.strips)
 
-    def choose(self, q: Tensor, return_lse: bool, dropout: float = 0.0) -> Backend:
-        """The backend for these queries; a named one is never replaced."""
-        if dropout and (return_lse or self.backend in ("dense", "flex")):
+    def choose(self, q: Tensor, return_lse: bool = False, dropout: float = 0.0) -> tuple[Backend, str]:
+        """The backend for these queries, and why; a named one is never replaced."""
+        if dropout and (return_lse or self.backend not in ("auto", "tiled")):
             raise ValueError(f"dropout of attention weights is the tiled backend's, without lse; not {self.backend}'s")
-        if self.backend != "auto" or dropout:
-            return "tiled" if dropout else self.backend
+        if dropout:
+            return "tiled", "the one that drops attention weights"
+        if self.backend != "auto":
+            return self.backend, "asked for"
         # FlexAttention has no float64 and no narrow heads, and for a few queries one plain call is cheaper.
         suits_flex = q.dtype != torch.float64 and q.shape[2] > 16 and q.shape[3] >= 16 and any(self.keys)
         if q.is_cuda and suits_flex:
-            return "flex"
-        return "tiled" if q.device.type == "cpu" or not return_lse else "dense"
+            _, sources, groups, _ = self.lo.shape
+            is_faster, reason = measured.choose(torch.cuda.get_device_name(q.device), sources, groups, q.shape[3])
+            return ("triton" if is_faster else "flex"), reason
+        if q.device.type != "cpu" and return_lse:
+            return "dense", "the only one that returns the log-sum-exp here"
+        return "tiled", "one plain call a tile is the fastest " + ("here" if q.is_cuda else "without CUDA")
 
 
 def plan_attention(
@@ -137,7 +150,8 @@ def plan_attention(
         spans: of every source, a span or a tuple with one per group of queries.
         keys: N of every source.
         device: where the queries will be.
-        backend: "auto" takes flex for long queries on CUDA and tiled otherwise; a named one never falls back.
+        backend: "auto" takes tiled on a CPU and for a few queries, and on CUDA flex or, where it was measured to be
+            faster (measured.py), triton; a named one never falls back. `Plan.choose` tells which, and why.
         most: queries of a tile, where fewer pairs are worth more calls; None: as many as is cheapest.
     Raises: ValueError naming source, row and position where a span leaves [0, N] or moves back.
     """
@@ -220,14 +234,15 @@ def attend(
     elif backend not in ("auto", plan.backend):
         raise ValueError(f"backend {backend!r} with a plan for {plan.backend!r}; name it in plan_attention")
     _check_tensors(queries, sources, plan)
-    chosen = plan.choose(queries[0], return_lse, dropout)
+    chosen, _ = plan.choose(queries[0], return_lse, dropout)
     if chosen == "dense":
         return attend_dense(q, sources, scale=scale, return_lse=return_lse)
     keys, values = [s.k for s in sources], [s.v for s in sources]
     if chosen == "tiled":
         ys, lses = plan.tiles.run(queries, keys, values, scale, return_lse, dropout)
     else:
-        ys, lses = plan.blocks.run(queries, keys, values, scale, return_lse)
+        calls: Any = plan.blocks if chosen == "flex" else plan.fused
+        ys, lses = calls.run(queries, keys, values, scale, return_lse)
     if not isinstance(q, tuple):
         return (ys[0], lses[0]) if return_lse else ys[0]
     return (ys, lses) if return_lse else ys

@@ -6,6 +6,8 @@
 The ring is a buffer of a few windows in which the live part walks to the end and is then moved back to the start:
 what is returned is always one contiguous slice in order, whatever the number of tokens appended.
 
+    fixed = FixedCache.of(cache, ...)    the same for one token at a time in memory that never moves: CUDA graphs
+
 Shapes: B rows, G key heads, N entries, D head width.
 """
 
@@ -66,6 +68,53 @@ class Cache:
         if self.kv is not None:
             room[:, :, :, :held] = self.kv[:, :, :, self.start : self.end]
         self.kv, self.start, self.end = room, 0, held
+
+
+@dataclass
+class FixedCache:
+    """The same, one entry at a time, in memory that never moves: a captured graph writes where `clock` says.
+
+        window 2, entry 7 of a ring      index   0  1  2  3  4  5      every entry stands twice, so the newest three
+                                         entry   6  7  5  6 [7] 5      are always neighbours, in order: 5 6 7
+
+    kv: (2, B, G, entries, D); entry n stands at n, in a ring at n % (window + 1) and again behind all those.
+    clock: (1,) on the device, the number of the entry that is appended.
+    """
+
+    kv: Tensor
+    clock: Tensor
+    window: int | None
+
+    @classmethod
+    def of(cls, cache: Cache, count: int, capacity: int, clock: Tensor) -> "FixedCache":
+        """What `cache` holds, the newest of `count` entries, with room for `capacity` in all."""
+        assert cache.kv is not None
+        held, window = cache._held(cache.kv), cache.window
+        B, G, N, D = held.shape[1:]
+        fixed = cls(held.new_zeros(2, B, G, capacity if window is None else 2 * (window + 1), D), clock, window)
+        fixed._put(torch.arange(count - N, count, device=held.device), held)
+        return fixed
+
+    def append(self, k_BG1D: Tensor, v_BG1D: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores an entry; returns all memory, of which the newest entries end at `index`."""
+        self._put(self.clock, torch.stack((k_BG1D, v_BG1D)))
+        return self.kv[0], self.kv[1]
+
+    def index(self, count: int) -> int:
+        """Where entry number `count` stands in what the append returns that stores it."""
+        return count if self.window is None else count % (self.window + 1) + self.window + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all that is reserved."""
+        return self.kv.nbytes
+
+    def _put(self, numbers: Tensor, entries: Tensor) -> None:
+        if self.window is None:
+            self.kv.index_copy_(3, numbers, entries)
+        else:
+            for copy in (0, self.window + 1):
+                self.kv.index_copy_(3, numbers % (self.window + 1) + copy, entries)
 
 
 @dataclass

@@ -1,9 +1,11 @@
 """FlexAttention: its blocks, and on a CPU its eager forward; the rest needs CUDA."""
 
+import patterns
 import pytest
 import torch
 import torch.nn.functional as F
-from patterns import PATTERNS, B, D, assert_close, draw, flattened
+from patterns import PATTERNS, B, D, assert_close, draw, flattened, starts_of
+from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention as torch_flex
 
 from tandem.nn import flex
@@ -52,6 +54,21 @@ def test_blocks_from_spans_are_those_of_the_evaluated_mask(name, T, monkeypatch)
         used = torch.arange(getattr(theirs, f"{part}_indices").shape[-1]) < e[..., None]
         a, e = (getattr(mask, f"{part}_indices")[used] for mask in (ours, theirs))
         assert torch.equal(a, e), part
+
+
+@pytest.mark.parametrize("name", ["sps_3", "double_decoder"])
+def test_a_new_batch_compiles_nothing_again(name, monkeypatch):
+    counter = CompileCounter()
+    compiled = torch.compile(torch_flex.flex_attention, backend=counter)
+    monkeypatch.setattr(flex, "_compiled", lambda: compiled)
+    monkeypatch.setattr(flex, "_refuse", lambda *_: None)
+    for share in (0.02, 0.1, 0.3):  # other documents, so other blocks, partial and full
+        monkeypatch.setattr(patterns, "starts_of", lambda T, _, seed, share=share: starts_of(T, share, seed))
+        spans = PATTERNS[name](200)
+        q, sources, _ = draw(spans, [200] * len(spans), 200, torch.float32)
+        with torch.no_grad():
+            assert_close(*(flattened(x) for x in (attend(q, sources, backend="flex"), attend_dense(q, sources))), 1e-5)
+    assert counter.frame_count == 1
 
 
 def test_flex_refuses_what_it_cannot_do_and_never_falls_back():

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_still_fits_the_code_and_names_a_test(mutation):
     compile(mutation.mutated, mutation.file, "exec")
-    assert mutation.test in CHECKS or (ROOT / mutation.test).is_file()
+    assert mutation.test in CHECKS or (ROOT / mutation.test.partition("::")[0]).is_file()
 
 
 @pytest.mark.parametrize(("network", "mutation"), one_per_network().items())

@@ -1,0 +1,86 @@
+"""A session whose steps are one CUDA graph: the host asks once for what it would ask for kernel by kernel.
+
+    session = CapturedSession(network.session(rows), capacity=4096)
+    logits = session.prefill(prompts)           # as ever
+    logits = session.step(logits.argmax(-1))    # the first one captures, all others are replayed
+
+A graph repeats the same kernels on the same memory. So caches are moved to memory that stays (`fix`), the column that
+is read is a number on the device, and so are the spans, which the host writes before each replay (`ready`). How many
+keys there are changes no kernel: the decoding kernel shares out what the spans say.
+
+A step then costs what the device needs for it. For a small network that is less than what the host needs to ask.
+Kept: `capacity` entries of each cache, from the first step on.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 3
+
+
+class CapturedSession:
+    """One token a row at a time; no fork, since a graph knows one memory.
+
+    Args:
+        session: a new session of a network whose session can be fixed.
+        capacity: tokens that a row can have, prompt included.
+    Raises: ValueError where there is no CUDA device, or the session can not be fixed, with the reason.
+    """
+
+    def __init__(self, session: Any, capacity: int):
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "a step is captured on CUDA only: on a CPU nothing is launched that a graph could save; "
+                "use the session as it is"
+            )
+        if not hasattr(session, "fix"):
+            raise ValueError(f"{type(session).__name__} has no fixed form: its steps can not be captured")
+        self.session, self.capacity = session, capacity
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.inference_mode()
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        """As of any session; prompts of up to `capacity` tokens."""
+        longest = max(map(len, prompts))
+        if longest > self.capacity:
+            raise ValueError(f"a prompt of {longest} tokens in a session of {self.capacity}; give it more capacity")
+        logits = self.session.prefill(prompts)
+        self.session.fix(self.capacity)
+        self.taken = longest
+        return logits
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends tokens (B,); logits (B, V) of what follows."""
+        if self.taken >= self.capacity:
+            raise ValueError(f"all {self.capacity} places of this session are taken; give it more capacity")
+        self.taken += 1
+        self.session.ready()
+        if self.graph is None:
+            self._capture(tokens.cuda())
+        assert self.graph is not None
+        self.tokens.copy_(tokens)
+        self.graph.replay()
+        return self.logits.clone()
+
+    @property
+    def bytes(self) -> int:
+        return self.session.bytes
+
+    def _capture(self, tokens: Tensor) -> None:
+        self.tokens = tokens.clone()
+        before = [x.clone() for x in self.session.state]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up outside the graph
+            for _ in range(WARM_UPS):
+                self.session.step(self.tokens)
+        torch.cuda.current_stream().wait_stream(stream)
+        for x, was in zip(self.session.state, before, strict=True):
+            x.copy_(was)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.logits = self.session.step(self.tokens)
+        self.graph = graph

@@ -1,0 +1,333 @@
+"""Attention over spans on CUDA by fused kernels (attention_kernels.py): a forward, a backward in two, one for decoding.
+
+The spans go to the device as they are, two integers per query, and with them, where gradients are asked for, their
+transpose: for every key, the run of queries that read it. No list of blocks and no mask is made.
+
+    bounds   (2, R, S, G, T)   lo and hi of every query
+    readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
+
+`attend` and its backward are operators of PyTorch (`torch.ops.tandem`), with shapes for tracing, a derivative and a
+count of FLOPs. The backward is deterministic by design: nothing is added atomically.
+
+Cost: 4 D FLOPs forward and 14 D backward for a pair of a visited tile; counted are the needed pairs and 10 D, as for
+every backend. Kept for the backward: inputs, output, log-sum-exp.
+Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from tandem.nn import attention_kernels as kernels
+
+WIDEST = 128
+"""Channels of a head: above, a tile of keys no longer fits beside the accumulators."""
+
+
+class Shape(NamedTuple):
+    """Of a kernel: rows of a tile of queries and of keys, warps of a program, loads on their way at a time."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        return {"BLOCK_M": self.queries, "BLOCK_N": self.keys}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+# By head width, rounded up: forward, gradient of queries, gradient of keys. Not yet chosen by measurement: the largest
+# tiles that the compiler keeps in the registers of an H100 (docs/attention.md).
+HALF = {
+    32: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
+    64: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
+    128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(32, 128, 8, 2)),
+}
+_SMALL = Shape(32, 32, 4, 1)
+SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not go through the matrix units
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What `attend` runs: the spans of a batch on their way to the device."""
+
+    lo: np.ndarray
+    hi: np.ndarray
+    keys: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        return self._on_host().to(self.device)
+
+    def take_over(self, other: "Fused") -> None:
+        """From here on the spans of `other`, of the same shape, stand on the device, where a captured graph reads."""
+        self.bounds.copy_(other._on_host())
+
+    def _on_host(self) -> Tensor:
+        return torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32))
+
+    @cached_property
+    def readers(self) -> list[Tensor]:
+        return [
+            torch.from_numpy(transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device)
+            for s, n in enumerate(self.keys)
+        ]
+
+    def run(
+        self,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        scale: float | None,
+        return_lse: bool,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The output of every group of queries and, where asked, its log-sum-exp."""
+        refuse(queries[0])
+        tensors = list(queries), list(keys), list(values)
+        has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
+        scale = queries[0].shape[3] ** -0.5 if scale is None else scale
+        if not has_backward and _rows_of_key_head(*tensors[:2]) <= FEW:
+            ys, lse = decode(*tensors, self.bounds, scale)
+        else:
+            ys, lse = attend(*tensors, self.bounds, self.readers if has_backward else [], scale)
+        return tuple(ys), lse.detach().unbind() if return_lse else ()
+
+
+def transposed(lo: np.ndarray, hi: np.ndarray, keys: int) -> np.ndarray:
+    """Spans (R, G, T) of queries over keys as spans (2, R, G, N) of keys over queries.
+
+    lo and hi never decrease, so lo[i] <= j for the queries before some end, and j < hi[i] from some first one on.
+    """
+    j = np.arange(keys)
+    ends = [[[np.searchsorted(of_group, j, "right") for of_group in row] for row in bound] for bound in (hi, lo)]
+    return np.array(ends, dtype=np.int32).reshape(2, *lo.shape[:2], keys)
+
+
+def refuse(q: Tensor) -> None:
+    """Raises: ValueError where the kernels can not run on such queries."""
+    is_interpreted = not isinstance(kernels.forward_kernel, triton.runtime.JITFunction)
+    if not q.is_cuda and not is_interpreted:
+        raise ValueError("triton runs on CUDA only (on a CPU in its interpreter, for tests: TRITON_INTERPRET=1)")
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"triton has no {q.dtype}; use the tiled or the dense backend")
+    if q.dtype == torch.bfloat16 and is_interpreted:
+        raise ValueError("Triton's interpreter gets bfloat16 wrong without an error; test in float16 or float32")
+    if q.shape[3] > WIDEST:
+        raise ValueError(f"triton has heads of at most {WIDEST} channels, not {q.shape[3]}; use the flex backend")
+
+
+# ---- the operators --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("tandem::attend", mutates_args=())
+def attend(
+    q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, readers: list[Tensor], scale: float
+) -> tuple[list[Tensor], Tensor]:
+    """(y of every group, log-sum-exp (G, B, H, T)); `readers` are read by the backward alone."""
+    q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
+    ys, lse = _empty_outputs(q)
+    (B, H, T, D), shape = q[0].shape, _shapes(q[0])[0]
+    _launch(
+        kernels.forward_kernel, _tiles_of_queries(q, shape), shape, q[0],
+        tuple(q), tuple(k), tuple(v), tuple(ys), lse, *_located(bounds), T, B, H, H // k[0].shape[1], scale * _LOG2_E,
+        *map(_strides, (q, k, v, ys)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
+    )  # fmt: skip
+    return ys, lse
+
+
+@attend.register_fake
+def _(q, k, v, bounds, readers, scale):
+    return _empty_outputs(q)
+
+
+@torch.library.custom_op("tandem::attend_backward", mutates_args=())
+def attend_backward(
+    dy: list[Tensor],
+    q: list[Tensor],
+    k: list[Tensor],
+    v: list[Tensor],
+    y: list[Tensor],
+    lse: Tensor,
+    bounds: Tensor,
+    readers: list[Tensor],
+    scale: float,
+) -> list[Tensor]:
+    """The gradients of q, then of k, then of v."""
+    dy, q, k, v = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v))
+    dq, dk, dv = ([_empty_like(x) for x in xs] for xs in (q, k, v))
+    (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
+    G, delta = k[0].shape[1], torch.empty_like(lse)
+    numbers = B, H, H // G, scale * _LOG2_E, scale
+    _launch(
+        kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
+        tuple(q), tuple(k), tuple(v), tuple(y), tuple(dy), tuple(dq), lse, delta, *_located(bounds), T, *numbers,
+        *map(_strides, (q, k, v, y, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
+    )  # fmt: skip
+    for s, of_source in enumerate(readers):
+        N = k[s].shape[2]
+        if N:
+            _launch(
+                kernels.key_gradient_kernel, (triton.cdiv(N, for_keys.keys), G, B), for_keys, q[0],
+                tuple(q), k[s], v[s], tuple(dy), dk[s], dv[s], lse, delta, *_located(of_source), T, N, *numbers,
+                *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])), GROUPS=len(q), D=D, **for_keys.blocks,
+            )  # fmt: skip
+    return [*dq, *dk, *dv]
+
+
+@attend_backward.register_fake
+def _(dy, q, k, v, y, lse, bounds, readers, scale):
+    return [_empty_like(x) for x in (*q, *k, *v)]
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, bounds, readers, scale = inputs
+    ys, lse = output
+    ctx.groups, ctx.sources, ctx.scale = len(q), len(k), scale
+    ctx.save_for_backward(*q, *k, *v, *ys, lse, bounds, *readers)
+
+
+def _derive(ctx, grads, _):
+    G, S, saved = ctx.groups, ctx.sources, list(ctx.saved_tensors)
+    q, k, v, y = (_take(saved, n) for n in (G, S, S, G))
+    lse, bounds, *readers = saved
+    dy = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(y, grads, strict=True)]
+    found = attend_backward(dy, q, k, v, y, lse, bounds, readers, ctx.scale)
+    return _take(found, G), _take(found, S), found, None, [None] * len(readers), None
+
+
+attend.register_autograd(_derive, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.tandem.attend, get_raw=True)
+def _flops(q, k, v, bounds, readers, scale, out_val=None, **_):
+    return 4 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
+
+
+@register_flop_formula(torch.ops.tandem.attend_backward, get_raw=True)
+def _backward_flops(dy, q, k, v, y, lse, bounds, readers, scale, out_val=None, **_):
+    return 10 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
+
+
+def _pairs(bounds: Tensor, rows: int) -> int:
+    """Query-key pairs per head that are needed, over all rows."""
+    return int((bounds[1] - bounds[0]).sum()) * (rows // bounds.shape[1])
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+FEW = 64
+"""Queries of all heads and groups that read one key head, up to which the keys are shared out."""
+DECODE_BLOCK = 64
+"""Keys that a program loads at a time."""
+PROGRAMS = 264
+"""Of all rows and key heads together, about: two for every multiprocessor of an H100."""
+
+
+@torch.library.custom_op("tandem::decode", mutates_args=())
+def decode(
+    q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, scale: float
+) -> tuple[list[Tensor], Tensor]:
+    """As `attend`, for few queries and without a backward: programs share out the keys of every key head.
+
+    How many shares there are depends on shapes alone, and how long they are on the spans: a captured graph serves any
+    number of keys.
+    """
+    q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
+    ys, lse = _empty_outputs(q)
+    (B, H, T, D), G, rows = q[0].shape, k[0].shape[1], _rows_of_key_head(q, k)
+    longest = max(1, *(x.shape[2] for x in k))
+    shares = min(triton.cdiv(PROGRAMS, B * G), triton.cdiv(longest, 2 * DECODE_BLOCK))
+    shares = triton.next_power_of_2(shares)
+    shape = Shape(max(16, triton.next_power_of_2(rows)), DECODE_BLOCK, 4, 3)
+    parts = lse.new_empty(B, G, shares, shape.queries, _block_width(D))
+    largest, totals = lse.new_empty(2, *parts.shape[:4])
+    _launch(
+        kernels.decode_kernel, (shares, G, B), shape, q[0],
+        tuple(q), tuple(k), tuple(v), parts, largest, totals, *_located(bounds), T, H // G, scale * _LOG2_E,
+        *map(_strides, (q, k, v)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
+    )  # fmt: skip
+    _launch(
+        kernels.combine_kernel, (rows, G, B), shape, q[0],
+        parts, largest, totals, tuple(ys), lse, T, H, H // G, _strides(ys),
+        GROUPS=len(q), D=D, BLOCK_M=shape.queries, SHARES=shares,
+    )  # fmt: skip
+    return ys, lse
+
+
+@decode.register_fake
+def _(q, k, v, bounds, scale):
+    return _empty_outputs(q)
+
+
+@register_flop_formula(torch.ops.tandem.decode, get_raw=True)
+def _decode_flops(q, k, v, bounds, scale, out_val=None, **_):
+    return 4 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
+
+
+def _rows_of_key_head(q: list[Tensor], k: list[Tensor]) -> int:
+    return len(q) * q[0].shape[2] * (q[0].shape[1] // k[0].shape[1])
+
+
+# ---- launching ------------------------------------------------------------------------------------------------------
+
+_LOG2_E = kernels.LOG2_E.value
+
+
+def _launch(kernel, grid: tuple[int, int, int], shape: Shape, like: Tensor, *arguments, **constants) -> None:
+    with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
+        kernel[grid](*arguments, **constants, BLOCK_D=_block_width(like.shape[3]), **shape.options)
+
+
+def _block_width(D: int) -> int:
+    return max(16, triton.next_power_of_2(D))  # a product of tiles takes 16 at least
+
+
+def _shapes(q: Tensor) -> tuple[Shape, Shape, Shape]:
+    return (SINGLE if q.dtype == torch.float32 else HALF)[max(32, triton.next_power_of_2(q.shape[3]))]
+
+
+def _tiles_of_queries(q: list[Tensor], shape: Shape) -> tuple[int, int, int]:
+    B, H, T, _ = q[0].shape
+    return triton.cdiv(T, shape.queries // triton.next_power_of_2(len(q))), H, B
+
+
+def _located(bounds: Tensor) -> tuple[Tensor, int, int]:
+    """(spans, entries from lo to hi, entries from one row to the next: none where all rows share theirs)."""
+    return bounds, bounds.stride(0), bounds.stride(1) if bounds.shape[1] > 1 else 0
+
+
+def _strides(xs: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(stride for x in xs for stride in x.stride()[:3])
+
+
+def _with_near_channels(x: Tensor) -> Tensor:
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """(B, H, T, D), in memory (B, T, H, D): flattening the heads, which a block does next, then copies nothing."""
+    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+def _empty_outputs(q: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    return [_empty_like(x) for x in q], q[0].new_empty(len(q), *q[0].shape[:3], dtype=torch.float32)
+
+
+def _take(xs: list[Tensor], n: int) -> list[Tensor]:
+    taken = xs[:n]
+    del xs[:n]
+    return taken

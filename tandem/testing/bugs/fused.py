@@ -1,0 +1,52 @@
+"""Bugs of the fused kernels, which go along spans, and of sessions in memory that stays."""
+
+KERNELS = "tests/nn/test_attention_triton.py::test_triton_is_the_definition"
+DECODING = "tests/nn/test_attention_triton.py::test_decoding_in_shares_is_the_definition"
+CAPTURED = "tests/networks/test_captured.py::test_a_fixed_session_says_what_a_session_says"
+
+# fmt: off
+BUGS = {
+    "nn/attention_kernels.py": [
+        ("the walk ends with the first query", KERNELS,
+         "start, end = tl.load(lo + first), tl.load(hi + last)",
+         "start, end = tl.load(lo + first), tl.load(hi + first)"),
+        ("the walk begins with the last query", KERNELS,
+         "start, end = tl.load(lo + first), tl.load(hi + last)", "start, end = tl.load(lo + last), tl.load(hi + last)"),
+        ("full tiles begin a block early", KERNELS,
+         "tl.minimum(tl.cdiv(tl.maximum(every_from - start, 0), BLOCK), blocks)",
+         "tl.minimum(tl.maximum(every_from - start, 0) // BLOCK, blocks)"),
+        ("full tiles end a block late", KERNELS,
+         "tl.maximum(every_to - start, 0) // BLOCK - before", "tl.cdiv(every_to - start, BLOCK) - before"),
+        ("blocks behind the full ones are left out", KERNELS,
+         "n + tl.where(n < before, 0, full) if MASKED", "n if MASKED"),
+        ("the walk is the first group's", KERNELS,
+         "end = tl.maximum(end, tl.load(hi + g * to_group + last))",
+         "end = tl.minimum(end, tl.load(hi + g * to_group + last))"),
+        ("what everybody reads is what somebody reads", KERNELS,
+         "every_to = tl.minimum(every_to, tl.load(hi + g * to_group + first))",
+         "every_to = tl.maximum(every_to, tl.load(hi + g * to_group + last))"),
+        ("keys ask the first group for its readers", KERNELS,
+         "at = readers + b * to_row + g * N", "at = readers + b * to_row"),
+        ("the gradient of the sum of weights is left out", KERNELS,
+         "ds = p * (tl.dot(dy, tl.trans(values), input_precision=\"ieee\") - delta[:, None])",
+         "ds = p * tl.dot(dy, tl.trans(values), input_precision=\"ieee\")"),
+        ("shares overlap", DECODING,
+         "end = tl.minimum(start + keys_per_share, end)", "end = end"),
+    ],
+    "nn/attention_triton.py": [
+        ("a key is read by a query that ends before it", KERNELS,
+         "np.searchsorted(of_group, j, \"right\")", "np.searchsorted(of_group, j, \"left\")"),
+        ("all rows have the documents of the first", KERNELS,
+         "bounds.stride(1) if bounds.shape[1] > 1 else 0", "0"),
+    ],
+    "nn/cache.py": [
+        ("a ring in fixed memory stands once", CAPTURED,
+         "for copy in (0, self.window + 1):", "for copy in (0,):"),
+    ],
+    "networks/decoder.py": [
+        ("the device reads the column before", CAPTURED,
+         "self.clock.fill_(self.columns)\n", "self.clock.fill_(self.columns - 1)\n"),
+        ("a graph keeps its first spans", CAPTURED,
+         "plan.fused.take_over(new.fused)", "pass"),
+    ],
+}

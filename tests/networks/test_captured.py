@@ -1,0 +1,77 @@
+"""Sessions in memory that stays: they say what sessions say; captured on CUDA, too."""
+
+import pytest
+import torch
+
+from tandem.networks.captured import CapturedSession
+from tandem.networks.context_ready import ContextReady
+from tandem.networks.decoder import Decoder
+from tandem.networks.sps import SPS
+
+pytest.importorskip("triton", reason="fixed sessions read through the decoding kernel")
+
+PROMPTS = [[5, 2, 9, 7], [3, 1]]
+SMALL = {"width": 32, "heads": 2, "depth": 1}
+NETWORKS = {
+    "decoder": (Decoder, {"key_heads": 1}),
+    "windowed": (Decoder, {"window": 3}),
+    "sps": (SPS, {"window": 2}),
+    "reverse_sps": (SPS, {"window": 2, "persistent": "predictions", "read": "inputs"}),
+    "context_ready": (ContextReady, {"passes_min": None}),
+}
+
+
+def network(name, device="cpu", **settings):
+    cls, own = NETWORKS[name]
+    return cls(cls.Config(**SMALL | own | settings), 50, 64, torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_fixed_session_says_what_a_session_says(name):
+    plain, fixed = (network(name).session(2) for _ in range(2))
+    first = plain.prefill(PROMPTS)
+    assert torch.equal(fixed.prefill(PROMPTS), first)
+    fixed.fix(capacity=16)
+    tokens = first.argmax(-1)
+    for step in range(7):  # a ring of window 2 turns twice
+        expected = plain.step(tokens)
+        fixed.ready()
+        torch.testing.assert_close(fixed.step(tokens), expected, rtol=1e-5, atol=1e-5, msg=f"step {step}")
+        tokens = expected.argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"positions": "learned"}, "learned positions"),
+        ({"moe": {"experts": 4, "active": 2}, "mlp_width": 24, "tied": False}, "a mixture"),
+    ],
+)
+def test_what_can_not_be_fixed_says_why(settings, says):
+    session = network("decoder", **settings).session(2)
+    session.prefill(PROMPTS)
+    with pytest.raises(ValueError, match=says):
+        session.fix(16)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_cuda_a_capture_is_refused():
+    with pytest.raises(ValueError, match="captured on CUDA only"):
+        CapturedSession(network("decoder").session(2), capacity=16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_cuda_graphs_say_what_a_session_says(name):
+    built = network(name, "cuda", width=64)
+    plain, captured = built.session(2), CapturedSession(built.session(2), capacity=40)
+    tokens = plain.prefill(PROMPTS).argmax(-1)
+    captured.prefill(PROMPTS)
+    for _ in range(30):
+        expected = plain.step(tokens)
+        torch.testing.assert_close(captured.step(tokens), expected, rtol=1e-3, atol=1e-3)
+        tokens = expected.argmax(-1)
+    for _ in range(6):
+        captured.step(tokens)
+    with pytest.raises(ValueError, match="all 40 places"):
+        captured.step(tokens)
