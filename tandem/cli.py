@@ -234,9 +234,20 @@ def evaluate(
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
     probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks to run instead: names, or paths of task files, with commas between.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task; all unless given.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Prompts of a task read at a time.")] = None,
     unfinished: Unfinished = False,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe, or tasks.
+
+    \b
+    tandem evaluate RUN                                       nats per token, bits per byte
+    tandem evaluate RUN --tasks hellaswag,piqa,ood            tasks and texts under $TANDEM_DATA
+    tandem evaluate RUN --tasks hf:sciq --limit 200           a task that reads the hub
+    """
     _fill()
     from tandem.comparison import trained
     from tandem.recipe import UserError
@@ -245,6 +256,8 @@ def evaluate(
         trained.probe(run, probe, overrides or [], unfinished=unfinished)
     elif overrides:
         raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
+    elif tasks is not None:
+        trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished)
     else:
         print(trained.evaluate(run, documents, texts or [], unfinished=unfinished))
 

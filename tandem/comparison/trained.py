@@ -14,9 +14,11 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 
 from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned
+from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
+from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
@@ -70,6 +72,19 @@ def evaluate(
             found[name] = scored(run, store, documents, split, progress)
     words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
+
+
+def run_tasks(
+    path: Path,
+    names: str,
+    limit: int | None,
+    rows: int | None,
+    console: Console | None = None,
+    unfinished: bool = False,
+) -> None:
+    """Asks the run in `path` tasks by their names (comparison/tasks.py) and keeps what it reached in `tasks/`."""
+    files = read_tasks(names)  # a mistake in a name is told before anything is opened
+    judge_tasks(open_trained(path, unfinished), path / "tasks", files, limit, rows, console)
 
 
 def probe(

@@ -78,12 +78,28 @@ class Likelihood:
         return self.nats / self.tokens
 
     @property
+    def nll_error(self) -> float:
+        """Standard error of `nll` over documents; NaN with one."""
+        return _ratio_error(self.nats_by_document, self.tokens_by_document)
+
+    @property
     def perplexity(self) -> float:
         return math.exp(self.nll)
 
     @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes
+
+    @property
+    def bits_per_byte_error(self) -> float:
+        """Standard error of `bits_per_byte` over documents; NaN with one."""
+        return _ratio_error(self.nats_by_document, self.bytes_by_document) / math.log(2)
+
+
+def _ratio_error(above: np.ndarray, below: np.ndarray) -> float:
+    """Standard error of sum(above) / sum(below) over documents drawn at random, to first order: both sums vary."""
+    n, rest = len(above), above - above.sum() / below.sum() * below
+    return math.sqrt(n / (n - 1) * (rest**2).sum()) / float(below.sum()) if n > 1 else math.nan
 
 
 def likelihood(
