@@ -79,12 +79,10 @@ class Harness(TemplateLM):
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Tokens of both, cut where the context ends, as the harness does it for every model."""
-        if context:
-            prompt, asked = self._encode_pair(context, continuation)
-        else:
-            tokens = self.tok_encode(continuation)
-            prompt, asked = tokens[:1], tokens[1:]
-        if context and not (prompt and asked):
+        prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+        if not prompt:
+            return asked[:1], asked[1:]
+        if not asked:
             raise UserError(
                 f"nothing is left to ask after {context[-40:]!r}: this tokenizer joins it with {continuation[:40]!r} "
                 "into fewer tokens; give the task a target_delimiter"
