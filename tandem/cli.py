@@ -271,14 +271,31 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1)] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     seed: int = 0,
+    file: Annotated[
+        str | None, typer.Option(help="Prompts from a file, a line each, or .jsonl; -: from standard input.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON line for each prompt, standard input likewise.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Prompts served at a time; the texts do not depend on it.")] = 16,
     unfinished: Unfinished = False,
 ) -> None:
-    """Go on with texts, streaming."""
+    """Go on with texts, streaming.
+
+    \b
+    tandem generate RUN "Once upon a time"
+    tandem generate RUN --file prompts.txt --json > texts.jsonl
+    """
     _fill()
     from tandem.comparison import trained
+    from tandem.comparison.prompts import read_prompts
+    from tandem.recipe import UserError
 
+    if file is not None and prompts:
+        raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
+    texts = read_prompts(file, as_json) if file is not None else prompts or [""]
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, prompts or [""], tokens, options, seed, unfinished)
+    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json)
 
 
 @main.command()

@@ -48,7 +48,6 @@ def judge_tasks(
         require("lm_eval", "harness")
     table = Table("task", "metric", "value", "standard error", "items", title=f"step {run.progress.step:,} {run.note}")
     shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
-    folder.mkdir(exist_ok=True)
     for file in files:
         if isinstance(file, Texts):
             found = _text_records(run, file, limit, console)
@@ -123,6 +122,7 @@ def _text_records(
 
 
 def _keep(path: Path, record: Record, items: list[Record]) -> None:
+    path.parent.mkdir(exist_ok=True)
     lines = "".join(json.dumps(item) + "\n" for item in items)
     replace_file(path.with_name(f"{path.name}.items.jsonl"), lines.encode())
     replace_file(path.with_name(f"{path.name}.json"), json.dumps(record, indent=1).encode())
