@@ -32,10 +32,6 @@ BUGS = {
         ("a first token is asked after the document end", HARNESS,
          "return asked[:1], asked[1:]", "return [self.eot_token_id], asked"),
     ],
-    "evaluation/tasks/piqa.yaml": [
-        ("the answer is not announced", HARNESS,
-         "{{query.strip()}}\\nAnswer:", "{{query.strip()}}"),
-    ],
     "evaluation/likelihood.py": [
         ("the error of a mean in place of that of a ratio", "tests/evaluation/test_likelihood.py",
          "above.sum() / below.sum() * below", "above.mean()"),
