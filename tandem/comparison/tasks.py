@@ -14,12 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
 from tandem.comparison.texts import prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
+from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts
 from tandem.recipe import require
 from tandem.training.display import progress_bar
@@ -90,7 +92,7 @@ def _task_records(
 def _text_records(
     run: Run, file: Texts, limit: int | None, console: Console | None
 ) -> Iterator[tuple[Record, list[Record]]]:
-    """Likelihood of each text by the ruler, and by document."""
+    """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it."""
     stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.", console)
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
@@ -99,6 +101,9 @@ def _text_records(
             "nats per token": (found.nll, found.nll_error),
             "bits per byte": (found.bits_per_byte, found.bits_per_byte_error),
         }
+        if store.tokenizer.is_lossless:
+            words = np.array([len(store.tokenizer.decode(store.document(i)).split()) for i in found.order])
+            metrics["nats per word"] = found.nats / int(words.sum()), ratio_error(found.nats_by_document, words)
         columns = found.order, found.nats_by_document, found.tokens_by_document, found.bytes_by_document
         rows = zip(*(column.tolist() for column in columns), strict=True)
         yield (

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
 from tandem.corpus import Store, Tokenizer
@@ -111,15 +112,15 @@ class Harness(TemplateLM):
         """The likeliest text after each request's context, up to a stop string of its task, which is left out."""
         texts = ["" for _ in requests]
         by_length: dict[int, list[int]] = {}
-        for i, request in enumerate(requests):
-            by_length.setdefault(_most(request.args[1]), []).append(i)
+        options = [_options(request.args[1]) for request in requests]
+        for i, (most, _) in enumerate(options):
+            by_length.setdefault(most, []).append(i)
         for most, members in by_length.items():
             prompts = {i: self._prompt(requests[i].args[0], most) for i in members}
             order = sorted(members, key=lambda i: (len(prompts[i]), prompts[i]))
             for begin in range(0, len(order), self.rows):
                 rows = order[begin : begin + self.rows]
-                stops = [_stops(requests[i].args[1]) for i in rows]
-                written = self._write([prompts[i] for i in rows], stops, most)
+                written = self._write([prompts[i] for i in rows], [options[i][1] for i in rows], most)
                 for i, text in zip(rows, written, strict=True):
                     texts[i] = text
                 self.told(begin + len(rows), len(order))
@@ -158,19 +159,18 @@ class Harness(TemplateLM):
         ]
 
 
-def _most(options: dict[str, Any]) -> int:
-    """Tokens to generate. Raises: UserError where a task draws at random."""
-    if options.get("do_sample") or options.get("temperature"):
+def _options(given: dict[str, Any]) -> tuple[int, list[str]]:
+    """(tokens to generate, stop strings), read as for every model of the harness.
+
+    Raises: UserError where a task draws at random.
+    """
+    options = normalize_gen_kwargs(given, MOST_TOKENS)
+    if options["do_sample"]:
         raise UserError(
             "a task draws its texts at random (generation_kwargs: do_sample, temperature): only the likeliest text is "
             "the same for everyone; set do_sample: false in the task file"
         )
-    return int(options.get("max_gen_toks", MOST_TOKENS))
-
-
-def _stops(options: dict[str, Any]) -> list[str]:
-    until = options.get("until") or []
-    return [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    return options["max_gen_toks"], [stop for stop in options["until"] if stop]
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------

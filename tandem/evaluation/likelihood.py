@@ -80,7 +80,7 @@ class Likelihood:
     @property
     def nll_error(self) -> float:
         """Standard error of `nll` over documents; NaN with one."""
-        return _ratio_error(self.nats_by_document, self.tokens_by_document)
+        return ratio_error(self.nats_by_document, self.tokens_by_document)
 
     @property
     def perplexity(self) -> float:
@@ -93,10 +93,10 @@ class Likelihood:
     @property
     def bits_per_byte_error(self) -> float:
         """Standard error of `bits_per_byte` over documents; NaN with one."""
-        return _ratio_error(self.nats_by_document, self.bytes_by_document) / math.log(2)
+        return ratio_error(self.nats_by_document, self.bytes_by_document) / math.log(2)
 
 
-def _ratio_error(above: np.ndarray, below: np.ndarray) -> float:
+def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
     """Standard error of sum(above) / sum(below) over documents drawn at random, to first order: both sums vary."""
     n, rest = len(above), above - above.sum() / below.sum() * below
     return math.sqrt(n / (n - 1) * (rest**2).sum()) / float(below.sum()) if n > 1 else math.nan

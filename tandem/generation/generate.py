@@ -155,11 +155,10 @@ def generate_text(
     sampler: Sampler,
     max_tokens: int,
     seed: int = 0,
-    rows: int | None = None,
 ) -> list[str]:
     """What follows each prompt, whole; otherwise as `stream_text`."""
     texts = ["" for _ in prompts]
-    for piece in stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=max_tokens, seed=seed, rows=rows):
+    for piece in stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=max_tokens, seed=seed):
         texts[piece.row] += piece.text
     return texts
 

@@ -226,7 +226,7 @@ def test_requests_of_different_lengths_keep_their_places():
 
 def test_generation_that_can_not_be_done_is_refused():
     with pytest.raises(UserError, match="do_sample: false"):
-        harness().generate_until(requests(("a", {"do_sample": True})))
+        harness().generate_until(requests(("a", {"do_sample": True, "temperature": 0.7})))
     with pytest.raises(UserError, match=r"asks for 64 tokens, .* positions for 64 in all; set"):
         harness(network_of(positions="learned")).generate_until(requests(("a", {"max_gen_toks": 64})))
     network = network_of(positions="learned")
