@@ -202,9 +202,16 @@ class TaskResult:
 def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = None) -> list[TaskResult]:
     """Runs tasks, the first `limit` items of each or all.
 
-    Raises: UserError naming the task that can not be read, or what the network can not do.
+    Raises: UserError naming the task that can not be read, or that the network can not do, and why.
     """
-    return [result for file in files for result in _run(adapter, _loaded(file), limit)]
+    results = []
+    for file in files:
+        loaded = _loaded(file)
+        try:
+            results += _run(adapter, loaded, limit)
+        except UserError as error:
+            raise UserError(f"{file.name}: {error}") from error
+    return results
 
 
 def _loaded(file: TaskFile) -> Any:

@@ -96,13 +96,19 @@ def _parsed(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
-    kinds = {"task": str, "texts": dict, "tasks": list}
-    if not isinstance(content, dict) or sum(isinstance(content.get(key), kind) for key, kind in kinds.items()) != 1:
+    given = content if isinstance(content, dict) else {}
+    texts, tasks = given.get("texts"), given.get("tasks")
+    is_one = [
+        isinstance(given.get("task"), str),
+        isinstance(texts, dict) and all(isinstance(paths, str | list) for paths in texts.values()),
+        isinstance(tasks, list) and all(isinstance(name, str) for name in tasks),
+    ]
+    if sum(is_one) != 1:
         raise UserError(
             f"{path}: no task file; it needs `task: NAME` with the harness's settings, or `texts: {{NAME: PATH}}`, or "
             "`tasks: [NAME, ...]`"
         )
-    return content
+    return given
 
 
 def _expanded(value: Any, path: Path) -> Any:
@@ -123,10 +129,17 @@ def _expanded(value: Any, path: Path) -> Any:
 
 
 def _task(path: Path, content: dict[str, Any]) -> TaskFile:
-    files = (content.get("dataset_kwargs") or {}).get("data_files") or {}
-    listed = files.values() if isinstance(files, dict) else [files]
-    data = tuple(Path(name) for names in listed for name in ([names] if isinstance(names, str) else names))
+    data = tuple(Path(name) for name in _names((content.get("dataset_kwargs") or {}).get("data_files")))
     for file in data:
-        if "://" not in str(file) and not file.is_file():
+        if not file.is_file():
             raise UserError(f"{path}: dataset_kwargs.data_files names {file}, and there is no such file")
     return TaskFile(content["task"], str(path), content, data)
+
+
+def _names(files: Any) -> Iterator[str]:
+    """Of local files, in what the harness takes for them: a name, a list of names, either by split."""
+    if isinstance(files, str) and "://" not in files:
+        yield files
+    elif isinstance(files, list | dict):
+        for inner in files.values() if isinstance(files, dict) else files:
+            yield from _names(inner)

@@ -190,8 +190,12 @@ class SuffixesOnly(Decoder):
         raise UserError("network encoder_decoder: has no likelihood of whole texts, only of suffixes")
 
 
+def suffixes_only():
+    return SuffixesOnly(Decoder.Config(width=32, heads=2, depth=1), 257, 64, torch.Generator().manual_seed(0)).eval()
+
+
 def test_a_network_without_a_score_of_whole_texts_says_why_and_does_the_rest():
-    network = SuffixesOnly(Decoder.Config(width=32, heads=2, depth=1), 257, 64, torch.Generator().manual_seed(0)).eval()
+    network = suffixes_only()
     with pytest.raises(UserError, match="only of suffixes"):
         harness(network).loglikelihood_rolling(requests(("some text",)))
     ((nats, _),) = harness(network).loglikelihood(requests(("some", " text")))
@@ -222,6 +226,20 @@ def test_requests_of_different_lengths_keep_their_places():
     network, asked = network_of(), [(p, {"max_gen_toks": n}) for p, n in zip(PROMPTS, (3, 9, 3, 1, 9), strict=True)]
     together = harness(network).generate_until(requests(*asked))
     assert together == [harness(network).generate_until(requests(one))[0] for one in asked]
+
+
+def test_a_task_that_a_network_can_not_do_is_named(data, tmp_path):
+    written = MINE.replace("multiple_choice", "loglikelihood_rolling").replace("doc_to_choice: choices\n", "")
+    written = written.replace("doc_to_target: gold", "doc_to_target: query").replace("acc, agg", "bits_per_byte, agg")
+    (tmp_path / "mine.yaml").write_text(written.replace("aggregation: mean", "aggregation: bits_per_byte"))
+    (file,) = read_tasks(str(tmp_path / "mine.yaml"))
+    (result,) = run_tasks(harness(), [file])
+    texts = [item["query"] for item in CHOICES]
+    nats = -sum(harness().loglikelihood_rolling(requests(*((text,) for text in texts))))
+    size = sum(len(text.encode()) for text in texts)
+    assert result.metrics["bits_per_byte"].value == pytest.approx(nats / np.log(2) / size)
+    with pytest.raises(UserError, match=r"mine: network encoder_decoder: .* only of suffixes"):
+        run_tasks(harness(suffixes_only()), [file])
 
 
 def test_generation_that_can_not_be_done_is_refused():
@@ -270,6 +288,8 @@ def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
         ("task: mine\ndoc_to_text: !function a.b\n", r"mine.yaml:2: not YAML"),
         ("- hellaswag\n", r"mine.yaml: no task file; it needs `task: NAME`"),
         ("task: [a]\n", r"no task file"),
+        ("texts: {poems: 3}\n", r"no task file"),
+        ("tasks: [piqa]\ntask: piqa\n", r"no task file"),
         (MINE.replace("TANDEM_DATA", "NOWHERE_SET"), r"the environment has no NOWHERE_SET; set it"),
         (MINE.replace("hellaswag_val", "absent"), r"data_files names .*absent.jsonl.gz, and there is no such file"),
         (
