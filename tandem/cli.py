@@ -233,9 +233,20 @@ def evaluate(
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
     probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks to run instead: names, or paths of task files, with commas between.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task; all unless given.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Prompts of a task read at a time.")] = None,
     unfinished: Unfinished = False,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe."""
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe, or tasks.
+
+    \b
+    tandem evaluate RUN                                       nats per token, bits per byte
+    tandem evaluate RUN --tasks hellaswag,piqa,ood            tasks and texts under $TANDEM_DATA
+    tandem evaluate RUN --tasks hf:sciq --limit 200           a task that reads the hub
+    """
     _fill()
     from tandem.comparison import trained
     from tandem.recipe import UserError
@@ -244,6 +255,8 @@ def evaluate(
         trained.probe(run, probe, overrides or [], unfinished=unfinished)
     elif overrides:
         raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
+    elif tasks is not None:
+        trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished)
     else:
         print(trained.evaluate(run, documents, texts or [], unfinished=unfinished))
 
@@ -257,14 +270,31 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1)] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     seed: int = 0,
+    file: Annotated[
+        str | None, typer.Option(help="Prompts from a file, a line each, or .jsonl; -: from standard input.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON line for each prompt, standard input likewise.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Prompts served at a time; the texts do not depend on it.")] = 16,
     unfinished: Unfinished = False,
 ) -> None:
-    """Go on with texts, streaming."""
+    """Go on with texts, streaming.
+
+    \b
+    tandem generate RUN "Once upon a time"
+    tandem generate RUN --file prompts.txt --json > texts.jsonl
+    """
     _fill()
     from tandem.comparison import trained
+    from tandem.comparison.prompts import read_prompts
+    from tandem.recipe import UserError
 
+    if file is not None and prompts:
+        raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
+    texts = read_prompts(file, as_json) if file is not None else prompts or [""]
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, prompts or [""], tokens, options, seed, unfinished)
+    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json)
 
 
 @main.command()

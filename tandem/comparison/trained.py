@@ -14,11 +14,14 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 
 from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned, prepared
+from tandem.comparison.prompts import print_records, print_texts
+from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
+from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
-from tandem.generation.generate import generate_text
+from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered, require
@@ -72,6 +75,19 @@ def evaluate(
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 
+def run_tasks(
+    path: Path,
+    names: str,
+    limit: int | None,
+    rows: int | None,
+    console: Console | None = None,
+    unfinished: bool = False,
+) -> None:
+    """Asks the run in `path` tasks by their names (comparison/tasks.py) and keeps what it reached in `tasks/`."""
+    files = read_tasks(names)  # a mistake in a name is told before anything is opened
+    judge_tasks(open_trained(path, unfinished), path / "tasks", files, limit, rows, console)
+
+
 def probe(
     path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None, unfinished: bool = False
 ) -> None:
@@ -104,23 +120,21 @@ def probe(
 
 
 def continue_texts(
-    path: Path, prompts: list[str], tokens: int, options: dict[str, Any], seed: int, unfinished: bool = False
+    path: Path,
+    prompts: list[str],
+    tokens: int,
+    options: dict[str, Any],
+    seed: int,
+    unfinished: bool = False,
+    rows: int | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Prints what follows each prompt: one as it appears, several one after the other."""
-    network, tokenizer = open_model(path, unfinished)
+    """Prints what follows each prompt as it appears, or a JSON line for each (comparison/prompts.py)."""
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
-    pieces: list[str] = []
-
-    def show(row: int, piece: str) -> None:
-        if len(prompts) == 1:
-            print(piece if pieces else prompts[0] + piece, end="", flush=True)
-            pieces.append(piece)
-
-    texts = generate_text(
-        network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, on_text=show
-    )
-    print("" if pieces else "\n\n".join(prompt + text for prompt, text in zip(prompts, texts, strict=True)))
+    network, tokenizer = open_model(path, unfinished)
+    pieces = stream_text(network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
+    (print_records if as_json else print_texts)(prompts, pieces)
 
 
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:

@@ -12,7 +12,9 @@ An empty text starts with the document end. No network is ever asked what follow
 context), so what it begins with is arbitrary; give it a word where that matters.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from torch import Generator
 
@@ -38,19 +40,23 @@ def generate(
     Raises: UserError, before anything runs, for an empty prompt, an id outside the vocabulary, and a length that is
         less than 1 or more than the network has positions for.
     """
+    _check(network, prompts, max_tokens)
+    return _tokens(network, [list(prompt) for prompt in prompts], generators, sampler, max_tokens, stop)
+
+
+def _check(network: Network, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
     if max_tokens < 1:
         raise UserError(f"max_tokens = {max_tokens}: ask for at least 1")
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise UserError(f"prompt {row} has no tokens; start it with the document end")
-        if outside := [token for token in prompt if not 0 <= token < len(network.head)]:
-            raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {len(network.head) - 1}")
+        if outside := [token for token in prompt if not 0 <= token < network.ids]:
+            raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {network.ids - 1}")
         if network.longest is not None and len(prompt) + max_tokens > network.longest:
             raise UserError(
                 f"prompt {row} has {len(prompt)} tokens and {max_tokens} more are asked, but this network has learned "
                 f"positions for {network.longest} in all: shorten the prompt or ask for fewer"
             )
-    return _tokens(network, [list(prompt) for prompt in prompts], generators, sampler, max_tokens, stop)
 
 
 def _tokens(
@@ -64,7 +70,7 @@ def _tokens(
     session, left, going = network.session(len(prompts)), [max_tokens] * len(prompts), list(range(len(prompts)))
     logits = session.prefill(prompts)
     for _ in range(2 * max_tokens):  # a boundary is drawn, too, and is no text: at most one for each token
-        tokens = sampler.choose(logits, generators)
+        tokens = sampler.choose(logits[:, : network.ids], generators)  # other rows of a table are no text
         drawn = tokens.tolist()
         for row in going:
             if drawn[row] < network.vocabulary:
@@ -76,6 +82,76 @@ def _tokens(
         logits = session.step(tokens)  # rows that have stopped go on unseen: the batch keeps its shape
 
 
+class Piece(NamedTuple):
+    """Text that has just become complete in one row, and where the row stands."""
+
+    row: int
+    text: str
+    tokens: int
+    """Drawn so far, the document end included."""
+    end: Literal["", "document", "length"]
+    """Why nothing more will come: the document ended, or the length asked for is reached; "": it goes on."""
+
+
+def stream_text(
+    network: Network,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    sampler: Sampler,
+    max_tokens: int,
+    seed: int = 0,
+    rows: int | None = None,
+) -> Iterator[Piece]:
+    """Yields what follows each prompt, up to the document end, piece by piece as whole characters appear.
+
+    Row r draws from a stream keyed by (seed, r). `rows` prompts are served at a time, in their order, all unless given;
+    it changes nothing in the texts. Every row has one piece with an `end`, its last.
+
+    Raises: UserError as `generate` does, and for prompts that are not text, before anything runs.
+    """
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise UserError(f"prompt {row} is not text: it holds bytes that are not UTF-8")
+    starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
+    _check(network, starts, max_tokens)
+    generators = row_generators(seed, len(starts))
+    size = rows or max(1, len(starts))
+    return itertools.chain.from_iterable(
+        _pieces(network, tokenizer, starts[first : first + size], first, generators, sampler, max_tokens)
+        for first in range(0, len(starts), size)
+    )
+
+
+def _pieces(
+    network: Network,
+    tokenizer: Tokenizer,
+    starts: list[list[int]],
+    first: int,
+    generators: Sequence[Generator],
+    sampler: Sampler,
+    max_tokens: int,
+) -> Iterator[Piece]:
+    """Of the prompts from number `first` on, which are served together."""
+    streams, counts = [TextStream(tokenizer) for _ in starts], [0 for _ in starts]
+    drawn = generate(
+        network,
+        starts,
+        generators[first : first + len(starts)],
+        sampler=sampler,
+        max_tokens=max_tokens,
+        stop=tokenizer.eos,
+    )
+    for row, token in drawn:
+        counts[row] += 1
+        end = "document" if token == tokenizer.eos else "length" if counts[row] == max_tokens else ""
+        text = streams[row].push(token) + (streams[row].rest() if end else "")
+        if text or end:
+            yield Piece(first + row, text, counts[row], end)
+
+
 def generate_text(
     network: Network,
     tokenizer: Tokenizer,
@@ -84,32 +160,11 @@ def generate_text(
     sampler: Sampler,
     max_tokens: int,
     seed: int = 0,
-    on_text: Callable[[int, str], object] = lambda row, text: None,
 ) -> list[str]:
-    """What follows each prompt, up to the document end; `on_text(row, piece)` is called as whole characters appear.
-
-    Row r draws from a stream keyed by (seed, r).
-
-    Raises: UserError as `generate` does, and for prompts that are not text.
-    """
-    for row, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UserError(f"prompt {row} is not text: it holds bytes that are not UTF-8")
-    starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
-    streams, texts = [TextStream(tokenizer) for _ in prompts], ["" for _ in prompts]
-
-    def emit(row: int, piece: str) -> None:
-        if piece:
-            texts[row] += piece
-            on_text(row, piece)
-
-    generators = row_generators(seed, len(starts))
-    for row, token in generate(network, starts, generators, sampler=sampler, max_tokens=max_tokens, stop=tokenizer.eos):
-        emit(row, streams[row].push(token))
-    for row, stream in enumerate(streams):
-        emit(row, stream.rest())
+    """What follows each prompt, whole; otherwise as `stream_text`."""
+    texts = ["" for _ in prompts]
+    for piece in stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=max_tokens, seed=seed):
+        texts[piece.row] += piece.text
     return texts
 
 

@@ -97,6 +97,11 @@ class Network(nn.Module):
         return tokenizer.encode(text).tolist()
 
     @property
+    def ids(self) -> int:
+        """Ids that generation may draw: those of texts and, where a network draws them, sentence ends."""
+        return self.vocabulary
+
+    @property
     def longest(self) -> int | None:
         """Tokens that a generated text can have, prompt included; None: any number."""
         return None

@@ -82,6 +82,17 @@ def test_nats_become_nll_bits_per_byte_and_perplexity():
     assert found.bits_per_byte == pytest.approx(6 / math.log(2) / 8, rel=1e-15)
 
 
+def test_the_standard_error_of_a_ratio_is_over_documents():
+    def found(nats, tokens, size):
+        return Likelihood(np.arange(len(nats)), np.array(nats, float), np.array(tokens), np.array(size))
+
+    alike = found([1.0, 3.0, 2.0, 4.0], [2, 2, 2, 2], [8, 8, 8, 8])  # equal weights: that of a mean
+    assert alike.nll_error == pytest.approx(np.std([0.5, 1.5, 1.0, 2.0], ddof=1) / 2, rel=1e-12)
+    assert alike.bits_per_byte_error == pytest.approx(alike.nll_error * 2 / 8 / math.log(2), rel=1e-12)
+    assert found([2.0, 20.0], [1, 10], [3, 9]).nll_error == 0  # a long document and a short one of equal nll
+    assert math.isnan(found([2.0], [1], [3]).nll_error)
+
+
 def test_short_documents_start_with_no_context_and_long_ones_overlap_by_half(store, network):
     context = 24
     found = likelihood(network, store, context=context, rows=3)

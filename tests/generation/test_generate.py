@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tandem.corpus import Batch, Tokenizer
-from tandem.generation.generate import TextStream, generate, generate_text
+from tandem.generation.generate import TextStream, generate, generate_text, stream_text
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError
@@ -134,17 +134,42 @@ def test_pieces_of_a_trained_tokenizer_join_to_its_text(stride):
 
 def test_streamed_pieces_join_to_what_is_returned_and_the_end_is_not_shown():
     tokenizer = Tokenizer.of_bytes()
-    network, pieces = network_of(tokenizer.vocabulary, scale=0.0), ["", "", ""]
-
-    def hear(row, piece):
-        assert piece
-        pieces[row] += piece
-
-    prompts = ["Once upon", "", "東"]
-    texts = generate_text(network, tokenizer, prompts, sampler=DRAWN, max_tokens=300, seed=4, on_text=hear)
+    network, pieces, ends = network_of(tokenizer.vocabulary, scale=0.0), ["", "", ""], {}
+    prompts, options = ["Once upon", "", "東"], {"sampler": DRAWN, "max_tokens": 300, "seed": 4}
+    for piece in stream_text(network, tokenizer, prompts, **options):
+        assert piece.row not in ends and (piece.text or piece.end)
+        pieces[piece.row] += piece.text
+        if piece.end:
+            ends[piece.row] = piece
+    texts = generate_text(network, tokenizer, prompts, **options)
     assert texts == pieces and all(texts)
     assert len(set(texts)) == 3 and "<|endoftext|>" not in "".join(texts)
-    assert min(len(text.encode()) for text in texts) < 300  # one ended by itself
+    assert {piece.end for piece in ends.values()} == {"document", "length"}  # one ended by itself
+    assert all((piece.tokens == 300) == (piece.end == "length") for piece in ends.values())
+
+
+def test_as_many_prompts_are_served_at_a_time_as_asked_and_the_texts_do_not_depend_on_it(monkeypatch):
+    tokenizer, sizes = Tokenizer.of_bytes(), []
+    network = network_of(tokenizer.vocabulary, context=96)
+    new = network.session
+    monkeypatch.setattr(network, "session", lambda rows: sizes.append(rows) or new(rows))
+    prompts, options = ["a", "cat sat", "", "naïve", "b"], {"sampler": DRAWN, "max_tokens": 20, "seed": 1}
+    together = generate_text(network, tokenizer, prompts, **options)
+    for rows in (2, 1):
+        texts = [""] * len(prompts)
+        for piece in stream_text(network, tokenizer, prompts, rows=rows, **options):
+            texts[piece.row] += piece.text
+        assert texts == together
+    assert sizes == [5, 2, 2, 1, *[1] * 5]
+    stream = stream_text(network, tokenizer, prompts, rows=2, **options)
+    assert {next(stream).row for _ in range(8)} == {0, 1} and sizes[9:] == [2]  # the others have not begun
+
+
+def test_a_wrong_prompt_is_told_by_its_number_before_any_is_served(monkeypatch):
+    network = network_of(257, positions="learned")
+    monkeypatch.setattr(network, "session", None)
+    with pytest.raises(UserError, match="prompt 2 has 40 tokens and 5 more"):
+        stream_text(network, Tokenizer.of_bytes(), ["a", "b", "c" * 40], sampler=DRAWN, max_tokens=5, rows=1)
 
 
 @pytest.mark.parametrize(("prompt", "message"), [(b"bytes", "prompt 1 is bytes, not text"), ("a\udc80", "not UTF-8")])

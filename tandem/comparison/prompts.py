@@ -1,0 +1,77 @@
+"""Prompts from a file or from standard input, and what a network makes of them, in their order.
+
+prompts.txt          a prompt a line; lines with nothing in them are left out
+prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line breaks
+-                    standard input: as prompts.txt, or as prompts.jsonl where JSON lines are wanted back
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tandem.generation.generate import Piece
+from tandem.recipe import UserError
+
+
+def read_prompts(name: str, as_json: bool) -> list[str]:
+    """The prompts of a file, or of standard input where `name` is "-".
+
+    Raises: UserError naming file and line.
+    """
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UserError(f"--file {name}: {error.strerror}") from error
+    where = "standard input" if name == "-" else name
+    are_records = as_json if name == "-" else name.endswith(".jsonl")
+    lines = [(f"{where}:{number}", line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"), 1)]
+    prompts = [_prompt(line, place, are_records) for place, line in lines if line.strip()]
+    if not prompts:
+        raise UserError(f"{where}: holds no prompt; write one a line")
+    return prompts
+
+
+def _prompt(line: bytes, place: str, is_record: bool) -> str:
+    try:
+        text = line.decode()
+        record = json.loads(text) if is_record else {"prompt": text}
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place}: not UTF-8 ({error.reason}); convert the file") from error
+    except ValueError as error:
+        raise UserError(f'{place}: not a JSON line ({error}); each must read {{"prompt": "..."}}') from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise UserError(f'{place}: no text "prompt" in it; each line must read {{"prompt": "..."}}')
+    return record["prompt"]
+
+
+def print_texts(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
+    """Each prompt with what follows it, an empty line between: the first that is not through as it comes."""
+    waiting = [[prompt] for prompt in prompts]
+    ended: set[int] = set()
+    current = 0
+    for piece in pieces:
+        waiting[piece.row].append(piece.text)
+        if piece.end:
+            ended.add(piece.row)
+        while current < len(prompts):
+            print("".join(waiting[current]), end="", flush=True)
+            waiting[current] = []
+            if current not in ended:
+                break
+            current += 1
+            print("\n" if current < len(prompts) else "")
+
+
+def print_records(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
+    """A JSON line for each prompt, in their order, each as soon as it and those before it are through."""
+    texts, ended = ["" for _ in prompts], {}
+    current = 0
+    for piece in pieces:
+        texts[piece.row] += piece.text
+        if piece.end:
+            ended[piece.row] = {"tokens": piece.tokens, "end": piece.end}
+        while current in ended:
+            record = {"prompt": prompts[current], "text": texts[current], **ended[current]}
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+            current += 1

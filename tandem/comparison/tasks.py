@@ -1,0 +1,133 @@
+"""A trained network under named tasks: what it reaches, with standard errors, as a table and as files of the run.
+
+    RUN/tasks/hellaswag.json           metrics, errors, settings, versions, data, machine
+    RUN/tasks/hellaswag.items.jsonl    one line for each item: its log-likelihoods and metrics
+    RUN/tasks/brown.json               a text: nats per token and bits per byte
+
+Tasks of the harness come from evaluation/harness.py, texts by the ruler; evaluation/task_files.py reads both.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import TaskProgressColumn
+from rich.table import Table
+
+from tandem.comparison.texts import prepared_texts, scored
+from tandem.corpus.tokenizer import content_hash
+from tandem.evaluation.likelihood import ratio_error
+from tandem.evaluation.task_files import TaskFile, Texts
+from tandem.recipe import require
+from tandem.training.display import progress_bar
+from tandem.training.folder import environment, replace_file
+from tandem.training.run import Run
+
+Record = dict[str, Any]
+
+
+def judge_tasks(
+    run: Run,
+    folder: Path,
+    files: Sequence[TaskFile | Texts],
+    limit: int | None,
+    rows: int | None,
+    console: Console | None = None,
+) -> None:
+    """Asks a run's network what task files say, shows what it reached and keeps it in `folder`, task by task.
+
+    Args:
+        limit: items of each task, documents of each text; None: all.
+        rows: prompts of a task read at a time; None: the run's evaluation.rows.
+    Raises: UserError where a task can not be read, or the network can not do it.
+    """
+    if any(isinstance(file, TaskFile) for file in files):
+        require("lm_eval", "harness")
+    table = Table("task", "metric", "value", "standard error", "items", title=f"step {run.progress.step:,} {run.note}")
+    shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
+    for file in files:
+        if isinstance(file, Texts):
+            found = _text_records(run, file, limit, console)
+        else:
+            found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows, console)
+        for record, items in found:
+            _keep(folder / record["task"].replace(":", "-"), shared | record, items)
+            for metric, reached in record["metrics"].items():
+                error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
+                table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
+    terminal = console or Console(highlight=False)
+    terminal.print(table)
+    terminal.print(f"kept in {folder}", markup=False, soft_wrap=True)
+
+
+def _task_records(
+    run: Run, file: TaskFile, limit: int | None, rows: int, console: Console | None
+) -> Iterator[tuple[Record, list[Record]]]:
+    """What the harness found, and about each item."""
+    from tandem.evaluation.harness import REQUEST_ORDER, RESAMPLES, Harness, run_tasks
+
+    network, tokenizer = run.whole_network().eval(), run.corpus.tokenizer
+    with progress_bar(f"asking {file.name}", TaskProgressColumn(), console) as progress:
+        results = run_tasks(Harness(network, tokenizer, rows=rows, told=progress), [file], limit)
+    settings = {"rows": rows, "context": network.context, "request_order": REQUEST_ORDER, "resamples": RESAMPLES}
+    for result in results:
+        yield (
+            {
+                "task": result.name,
+                "metrics": {name: metric._asdict() for name, metric in result.metrics.items()},
+                "items": result.count,
+                "settings": {"precision": "float32", **settings, "task": result.settings},
+                "versions": {"task": result.version, "lm_eval": version("lm_eval"), "tokenizer": tokenizer.hash},
+                "data": {str(path): content_hash(path.read_bytes()) for path in file.data},
+            },
+            result.items,
+        )
+
+
+def _text_records(
+    run: Run, file: Texts, limit: int | None, console: Console | None
+) -> Iterator[tuple[Record, list[Record]]]:
+    """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it."""
+    stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.", console)
+    for name, store in stores.items():
+        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+            found = scored(run, store, limit, progress=progress)
+        metrics = {
+            "nats per token": (found.nll, found.nll_error),
+            "bits per byte": (found.bits_per_byte, found.bits_per_byte_error),
+        }
+        if store.tokenizer.is_lossless:
+            words = np.array([len(store.tokenizer.decode(store.document(i)).split()) for i in found.order])
+            metrics["nats per word"] = found.nats / int(words.sum()), ratio_error(found.nats_by_document, words)
+        columns = found.order, found.nats_by_document, found.tokens_by_document, found.bytes_by_document
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        yield (
+            {
+                "task": name,
+                "metrics": {
+                    metric: {"value": value, "error": None if math.isnan(error) else error}
+                    for metric, (value, error) in metrics.items()
+                },
+                "items": found.documents,
+                "settings": {
+                    "precision": "float32",
+                    "rows": run.recipe.evaluation.rows,
+                    "context": run.recipe.batch.context,
+                },
+                "versions": {"tokenizer": run.corpus.tokenizer.hash},
+                "data": dict.fromkeys(store.manifest.sources, store.fingerprint),
+            },
+            [dict(zip(("item", "nats", "tokens", "bytes"), row, strict=True)) for row in rows],
+        )
+
+
+def _keep(path: Path, record: Record, items: list[Record]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    replace_file(path.with_name(f"{path.name}.items.jsonl"), lines.encode())
+    replace_file(path.with_name(f"{path.name}.json"), json.dumps(record, indent=1).encode())

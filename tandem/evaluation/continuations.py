@@ -1,0 +1,146 @@
+"""What a network would say next: likelihoods of given continuations, and its likeliest ones, token by token.
+
+Everything is asked of a session, so that every network that generates can be asked: the log-likelihood of a
+continuation is what generation would have paid for it, and it is greedy where generation would have written it. A
+prompt is read once for all its continuations:
+
+    prompt     The cat sat           session.prefill       log p( on), log p( by)
+    asked       on the mat           fork, step, step      log p( the), log p( mat)
+                by the door          fork, step, step      log p( the), log p( door)
+
+Rows that are through go on unseen, as in generation. Nothing that is found depends on how many prompts are read at a
+time, up to rounding; equal questions are asked once, so that equal choices tie exactly. Log-probabilities are float32,
+autocast or not; their sums are float64.
+
+A session goes forward only, so this takes as many steps as the longest continuation of a batch has tokens: batches are
+made of continuations of like length.
+Shapes: B rows, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.networks.network import Network, Session
+from tandem.recipe import UserError
+
+
+class Question(NamedTuple):
+    """How likely are these tokens after those? Both have at least one."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    log_likelihood: float
+    """Natural, of the continuation given the prompt."""
+    is_greedy: bool
+    """Whether each of its tokens is the likeliest of all that a text can contain."""
+
+
+def question(network: Network, prompt: Sequence[int], continuation: Sequence[int]) -> Question:
+    """A question whose tokens but the last fit into the network's context: the prompt's oldest are left out.
+
+    Raises: UserError where the network has no positions for the continuation itself.
+    """
+    if network.longest is not None and len(continuation) > network.longest:
+        raise UserError(
+            f"a continuation of {len(continuation)} tokens is asked, but this network has learned positions for "
+            f"{network.longest} in all: leave the task out"
+        )
+    room = max(1, network.context + 1 - len(continuation))
+    return Question(tuple(prompt[-room:]), tuple(continuation))
+
+
+def answers(
+    network: Network,
+    questions: Sequence[Question],
+    *,
+    rows: int,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Answer]:
+    """Answers in the order of the questions, from `network` where its weights are.
+
+    Args:
+        rows: prompts read at a time.
+        progress: called with prompts read so far and prompts in all.
+    """
+    by_prompt: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for prompt, continuation in dict.fromkeys(questions):
+        by_prompt.setdefault(prompt, []).append(continuation)
+    found: dict[Question, Answer] = {}
+    done = 0
+    for prompts in _batches(by_prompt, rows, network.longest):
+        with torch.no_grad(), torch.autocast(network.head.device.type, enabled=False):
+            found |= _read(network, prompts, [by_prompt[prompt] for prompt in prompts])
+        done += len(prompts)
+        progress(done, len(by_prompt))
+    return [found[asked] for asked in questions]
+
+
+@torch.no_grad()
+def greedy(network: Network, prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
+    """Yields at each of `most` steps the likeliest next token of every row; stop asking when enough is known."""
+    session = network.session(len(prompts))
+    logits = session.prefill([list(prompt) for prompt in prompts])
+    for left in reversed(range(most)):
+        tokens = logits[:, : network.vocabulary].argmax(-1)  # spare rows of a table are no text
+        yield tokens.tolist()
+        if left:
+            logits = session.step(tokens)
+
+
+def _batches(
+    by_prompt: Mapping[tuple[int, ...], list[tuple[int, ...]]], rows: int, longest: int | None
+) -> Iterator[list[tuple[int, ...]]]:
+    """The prompts, at most `rows` at a time, in the order of their longest continuation, then of their own length.
+
+    Where positions end, the longest prompt of a batch has room for its longest continuation: all rows go on to its end.
+    """
+    steps = {prompt: max(map(len, continuations)) for prompt, continuations in by_prompt.items()}
+    batch: list[tuple[int, ...]] = []
+    length = 0
+    for prompt in sorted(by_prompt, key=lambda prompt: (steps[prompt], len(prompt), prompt)):
+        length = max(length, len(prompt))
+        is_too_long = longest is not None and length + steps[prompt] - 1 > longest
+        if batch and (len(batch) == rows or is_too_long):
+            yield batch
+            batch, length = [], len(prompt)
+        batch.append(prompt)
+    if batch:
+        yield batch
+
+
+def _read(
+    network: Network, prompts: list[tuple[int, ...]], continuations: list[list[tuple[int, ...]]]
+) -> dict[Question, Answer]:
+    """One session over some prompts, forked for the first continuation of each, the second of each, ..."""
+    session, found = network.session(len(prompts)), {}
+    after_prompt = session.prefill([list(prompt) for prompt in prompts])
+    most = max(map(len, continuations))
+    for place in range(most):
+        asked = [of_row[place] if place < len(of_row) else () for of_row in continuations]
+        branch = session.fork() if place < most - 1 else session
+        for prompt, continuation, answer in zip(
+            prompts, asked, _follow(branch, after_prompt, asked, network.vocabulary), strict=True
+        ):
+            if continuation:
+                found[Question(prompt, continuation)] = answer
+    return found
+
+
+def _follow(session: Session, logits_BV: Tensor, continuations: list[tuple[int, ...]], vocabulary: int) -> list[Answer]:
+    """The answer of every row, from what a session says now and after each further token; () asks nothing."""
+    T = max(map(len, continuations))
+    tokens_BT = torch.tensor([[*row, *[0] * (T - len(row))] for row in continuations], device=logits_BV.device)
+    log_p, is_likeliest = [], []
+    for t in range(T):
+        if t:
+            logits_BV = session.step(tokens_BT[:, t - 1])
+        log_p.append(logits_BV.float().log_softmax(-1).gather(-1, tokens_BT[:, t : t + 1]))
+        is_likeliest.append(logits_BV[:, :vocabulary].argmax(-1, keepdim=True) == tokens_BT[:, t : t + 1])
+    found = zip(torch.cat(log_p, 1).double().cpu(), torch.cat(is_likeliest, 1).cpu(), continuations, strict=True)
+    return [Answer(nats[: len(row)].sum().item(), bool(is_best[: len(row)].all())) for nats, is_best, row in found]

@@ -1,0 +1,277 @@
+"""Networks under EleutherAI's evaluation harness (lm-eval), which knows the tasks and their metrics.
+
+    found = run_tasks(Harness(network, tokenizer, rows=16), read_tasks("hellaswag,lambada_openai"), limit=200)
+    found[0].metrics["acc_norm"]                    # Metric(value=0.265, error=0.031)
+
+What the harness asks, and where the answers come from:
+
+    loglikelihood           continuations.py: sessions, as in generation
+    loglikelihood_rolling   likelihood.py: the ruler, tokens 2 to last of each text, its end included
+    generate_until          sessions, the likeliest token each time
+
+A network that can not do one of these says so in its own words, which the command shows. A text that starts with no
+context is not asked for its first token, by any method: with an empty prompt, the first token is the prompt.
+
+Importing this module takes the extra `harness`.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+
+from tandem.corpus import Store, Tokenizer
+from tandem.corpus.store import StoreWriter
+from tandem.evaluation.continuations import answers, greedy, question
+from tandem.evaluation.likelihood import likelihood
+from tandem.evaluation.task_files import HUB, TaskFile
+from tandem.networks.network import Network
+from tandem.recipe import UserError
+
+Told = Callable[[int, int], object]
+
+MOST_TOKENS = 256
+"""Generated, where a task does not say; the harness's own number."""
+RESAMPLES = 1000
+"""For standard errors that have no formula, such as that of a perplexity."""
+FEW_SHOT_SEED = 1234
+"""The harness's own."""
+REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by their own"
+
+
+class Harness(TemplateLM):
+    """A network as the harness sees it, in eval mode, where its weights are.
+
+    Args:
+        rows: prompts read at a time; changes nothing but speed and memory.
+        told: called with prompts or rows done and how many there are.
+    """
+
+    def __init__(self, network: Network, tokenizer: Tokenizer, *, rows: int, told: Told = lambda done, total: None):
+        super().__init__()
+        self.network, self.tandem_tokenizer, self.rows, self.told = network, tokenizer, rows, told
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.tandem_tokenizer.eos
+
+    @property
+    def max_length(self) -> int:
+        return self.network.context
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return self.tandem_tokenizer.encode(string).tolist()
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """(log-likelihood, is greedy) of each request's continuation after its context."""
+        return self._loglikelihood_tokens([(request.args, *self._pair(*request.args)) for request in requests])
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both, cut where the context ends, as the harness does it for every model."""
+        prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+        if not prompt:
+            return asked[:1], asked[1:]
+        if not asked:
+            raise UserError(
+                f"nothing is left to ask after {context[-40:]!r}: this tokenizer joins it with {continuation[:40]!r} "
+                "into fewer tokens; give the task a target_delimiter"
+            )
+        return prompt, asked
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        asked = [question(self.network, prompt, tokens) for _, prompt, tokens in requests if tokens]
+        found: Iterator[tuple[float, bool]] = iter(answers(self.network, asked, rows=self.rows, progress=self.told))
+        return [tuple(next(found)) if tokens else (0.0, True) for _, _, tokens in requests]  # type: ignore[misc]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of each request's text by the ruler; that of an empty text is 0."""
+        texts = [request.args[0] for request in requests]
+        log_likelihoods = np.zeros(len(texts))
+        with TemporaryDirectory() as folder:
+            writer = StoreWriter(Path(folder) / "texts", self.tandem_tokenizer)
+            writer.append(*self.tandem_tokenizer.encode_batch(texts))
+            writer.close([])
+            store = Store(Path(folder) / "texts")
+            found = likelihood(self.network, store, context=self.network.context, rows=self.rows, progress=self.told)
+        log_likelihoods[found.order] = -found.nats_by_document
+        return log_likelihoods.tolist()
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The likeliest text after each request's context, up to a stop string of its task, which is left out."""
+        texts = ["" for _ in requests]
+        by_length: dict[int, list[int]] = {}
+        options = [_options(request.args[1]) for request in requests]
+        for i, (most, _) in enumerate(options):
+            by_length.setdefault(most, []).append(i)
+        for most, members in by_length.items():
+            prompts = {i: self._prompt(requests[i].args[0], most) for i in members}
+            order = sorted(members, key=lambda i: (len(prompts[i]), prompts[i]))
+            for begin in range(0, len(order), self.rows):
+                rows = order[begin : begin + self.rows]
+                written = self._write([prompts[i] for i in rows], [options[i][1] for i in rows], most)
+                for i, text in zip(rows, written, strict=True):
+                    texts[i] = text
+                self.told(begin + len(rows), len(order))
+        return texts
+
+    def _prompt(self, context: str, most: int) -> list[int]:
+        """Its newest tokens that fit; where positions end, with room for `most` more."""
+        longest, room = self.network.longest, self.network.context
+        if longest is not None:
+            room = longest - most
+            if room < 1:
+                raise UserError(
+                    f"a task asks for {most} tokens, but this network has learned positions for {longest} in all; set "
+                    "generation_kwargs: {max_gen_toks: ...} in the task file"
+                )
+        return self.tok_encode(context)[-room:] or [self.eot_token_id]
+
+    def _write(self, prompts: list[list[int]], stops: list[list[str]], most: int) -> list[str]:
+        """The likeliest text after each prompt, until the document end or one of its stop strings."""
+        tokens: list[list[int]] = [[] for _ in prompts]
+        texts, going = ["" for _ in prompts], set(range(len(prompts)))
+        for step in greedy(self.network, prompts, most):
+            for row in sorted(going):
+                if step[row] == self.eot_token_id:
+                    going.discard(row)
+                    continue
+                tokens[row].append(step[row])
+                texts[row] = self.tandem_tokenizer.decode(tokens[row])
+                if any(stop in texts[row] for stop in stops[row]):
+                    going.discard(row)
+            if not going:
+                break
+        return [
+            text[: min((text.index(stop) for stop in of_row if stop in text), default=len(text))]
+            for text, of_row in zip(texts, stops, strict=True)
+        ]
+
+
+def _options(given: dict[str, Any]) -> tuple[int, list[str]]:
+    """(tokens to generate, stop strings), read as for every model of the harness.
+
+    Raises: UserError where a task draws at random.
+    """
+    options = normalize_gen_kwargs(given, MOST_TOKENS)
+    if options["do_sample"]:
+        raise UserError(
+            "a task draws its texts at random (generation_kwargs: do_sample, temperature): only the likeliest text is "
+            "the same for everyone; set do_sample: false in the task file"
+        )
+    return options["max_gen_toks"], [stop for stop in options["until"] if stop]
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+class Metric(NamedTuple):
+    value: float
+    error: float | None
+    """Standard error over items; None where the harness knows none."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a network reached in a task.
+
+    items: one for each item, in the order of the file: what was asked answered as (log-likelihood, is greedy) or a
+        text, and the metrics of the item.
+    settings: of the task, as the harness read them.
+    """
+
+    name: str
+    version: Any
+    metrics: dict[str, Metric]
+    count: int
+    items: list[dict[str, Any]]
+    settings: dict[str, Any]
+
+
+def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = None) -> list[TaskResult]:
+    """Runs tasks, the first `limit` items of each or all.
+
+    Raises: UserError naming the task that can not be read, or that the network can not do, and why.
+    """
+    results = []
+    for file in files:
+        loaded = _loaded(file)
+        try:
+            results += _run(adapter, loaded, limit)
+        except UserError as error:
+            raise UserError(f"{file.name}: {error}") from error
+    return results
+
+
+def _loaded(file: TaskFile) -> Any:
+    """The task, its data read; a task of the hub may be several."""
+    is_of_hub = file.name.startswith(HUB)
+    try:
+        manager = TaskManager(include_defaults=is_of_hub)
+        loaded = manager.load([file.name.removeprefix(HUB) if is_of_hub else dict(file.config)])
+    except Exception as error:  # the harness, its templates and its readers of data raise no narrower class
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(f"{file.where}: the harness can not run it: {type(error).__name__}: {reason}") from error
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=FEW_SHOT_SEED)
+    return loaded
+
+
+def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
+    with _one_process(), contextlib.redirect_stdout(sys.stderr):  # it tells of its resampling there
+        found: Any = evaluate(lm=adapter, task_dict=loaded, limit=limit, bootstrap_iters=RESAMPLES)
+    return [
+        TaskResult(
+            name=name,
+            version=found["versions"].get(name),
+            metrics=_metrics(values),
+            count=values["sample_len"],
+            items=[_item(sample) for sample in found["samples"].get(name, [])],
+            settings=json.loads(json.dumps(found["configs"].get(name, {}), default=str)),
+        )
+        for name, values in found["results"].items()
+    ]
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """The harness resamples in a process for every core unless told otherwise; a fork of a process with threads."""
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["DISABLE_MULTIPROC"]
+        if before is not None:
+            os.environ["DISABLE_MULTIPROC"] = before
+
+
+def _metrics(values: dict[str, Any]) -> dict[str, Metric]:
+    """From the harness's "acc,none" and "acc_stderr,none"."""
+    found = {}
+    for key, value in values.items():
+        name, comma, choice = key.partition(",")
+        if comma and not name.endswith("_stderr"):
+            error = values.get(f"{name}_stderr,{choice}")
+            is_known = isinstance(error, int | float) and not math.isnan(error)
+            found[name if choice == "none" else f"{name} ({choice})"] = Metric(value, error if is_known else None)
+    return found
+
+
+def _item(sample: dict[str, Any]) -> dict[str, Any]:
+    metrics = {name: sample[name] for name in sample["metrics"]}
+    plain = {"item": sample["doc_id"], "answers": [answer for (answer,) in sample["resps"]], **metrics}
+    return json.loads(json.dumps(plain, default=lambda value: value.item() if hasattr(value, "item") else str(value)))

@@ -1,0 +1,145 @@
+"""Task files: what `tandem evaluate RUN --tasks` can be asked, by name.
+
+A file is one of three things; those of this package lie in tasks/.
+
+    task: piqa                         a task of the evaluation harness, in its own YAML
+    dataset_path: json
+    dataset_kwargs: {data_files: {test: "${TANDEM_DATA}/eval/piqa_val.jsonl.gz"}}
+    ...
+
+    texts:                             texts to score by the ruler (likelihood.py)
+      brown: ${TANDEM_DATA}/ood/brown.jsonl.gz
+
+    tasks: [piqa, hf:sciq]             a set of others
+
+`${NAME}` is taken from the environment. `hf:NAME` is a task that ships with the harness and reads its data from the
+hub; a name that ends in .yaml is a file of your own. Files are data: tags that run code are not read.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.recipe import UserError, did_you_mean
+
+FOLDER = Path(__file__).parent / "tasks"
+HUB = "hf:"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A task of the harness: its name, where it is written, its settings (none for one of the hub), its data."""
+
+    name: str
+    where: str
+    config: dict[str, Any] = field(default_factory=dict)
+    data: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts to score, by name: paths as in corpus.texts."""
+
+    name: str
+    texts: dict[str, str | list[str]]
+
+
+def read_tasks(names: str) -> list[TaskFile | Texts]:
+    """What names, separated by commas, ask for; each once.
+
+    Raises: UserError naming the file, and the line where it is known, that can not be read.
+    """
+    found = {read.name: read for name in filter(None, names.split(",")) for read in _read(name.strip(), ())}
+    if not found:
+        raise UserError(f"--tasks {names!r}: names no task; there are {', '.join(shipped())}")
+    return list(found.values())
+
+
+def shipped() -> list[str]:
+    """Names of the files of this package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def _read(name: str, above: tuple[str, ...]) -> Iterator[TaskFile | Texts]:
+    if name.startswith(HUB):
+        yield TaskFile(name, name)
+        return
+    if name in above:
+        raise UserError(f"--tasks {name}: this set contains itself, by {' -> '.join([*above, name])}")
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        near = did_you_mean(name, shipped())
+        raise UserError(
+            f"--tasks {name}: no such task; {near}there are {', '.join(shipped())}, NAME.yaml for a file of your own, "
+            f"and {HUB}NAME for a task of the harness that reads the hub"
+        )
+    content = _expanded(_parsed(path), path)
+    if "tasks" in content:
+        for other in content["tasks"]:
+            yield from _read(other, (*above, name))
+    elif "texts" in content:
+        yield Texts(path.stem, content["texts"])
+    else:
+        yield _task(path, content)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    given = content if isinstance(content, dict) else {}
+    texts, tasks = given.get("texts"), given.get("tasks")
+    is_one = [
+        isinstance(given.get("task"), str),
+        isinstance(texts, dict) and all(isinstance(paths, str | list) for paths in texts.values()),
+        isinstance(tasks, list) and all(isinstance(name, str) for name in tasks),
+    ]
+    if sum(is_one) != 1:
+        raise UserError(
+            f"{path}: no task file; it needs `task: NAME` with the harness's settings, or `texts: {{NAME: PATH}}`, or "
+            "`tasks: [NAME, ...]`"
+        )
+    return given
+
+
+def _expanded(value: Any, path: Path) -> Any:
+    """With every `${NAME}` taken from the environment."""
+    if isinstance(value, dict):
+        return {key: _expanded(inner, path) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, path) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for name in _VARIABLE.findall(value):
+        if name not in os.environ:
+            raise UserError(
+                f"{path}: {value!r}: the environment has no {name}; set it to the folder that holds the data "
+                f"(export {name}=...), or write a file of your own with the path in it"
+            )
+    return _VARIABLE.sub(lambda found: os.environ[found[1]], value)
+
+
+def _task(path: Path, content: dict[str, Any]) -> TaskFile:
+    data = tuple(Path(name) for name in _names((content.get("dataset_kwargs") or {}).get("data_files")))
+    for file in data:
+        if not file.is_file():
+            raise UserError(f"{path}: dataset_kwargs.data_files names {file}, and there is no such file")
+    return TaskFile(content["task"], str(path), content, data)
+
+
+def _names(files: Any) -> Iterator[str]:
+    """Of local files, in what the harness takes for them: a name, a list of names, either by split."""
+    if isinstance(files, str) and "://" not in files:
+        yield files
+    elif isinstance(files, list | dict):
+        for inner in files.values() if isinstance(files, dict) else files:
+            yield from _names(inner)

@@ -1,0 +1,113 @@
+"""Prompts from files and standard input; texts and JSON lines come in their order, as they are ready."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.prompts import print_records, print_texts
+from tandem.generation.generate import Piece
+
+SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
+
+
+def tandem(*arguments, given=None):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=given)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_corpus):
+    folder = tmp_path_factory.mktemp("trained")
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
+    assert done.exit_code == 0, done.output
+    return folder / "mine"
+
+
+PIECES = [
+    Piece(1, " x", 1, ""),
+    Piece(0, " a", 1, ""),
+    Piece(1, " y", 2, "document"),
+    Piece(2, " q", 1, "length"),
+    Piece(0, " b", 2, ""),
+    Piece(0, "", 3, "document"),
+]
+
+
+@pytest.mark.parametrize(
+    ("show", "after_each"),
+    [
+        (print_texts, ["A", "A a", "A a", "A a", "A a b", "A a b\n\nB x y\n\nC q\n"]),
+        (print_records, [0, 0, 0, 0, 0, 3]),
+    ],
+)
+def test_what_is_shown_at_once_and_what_waits_for_its_turn(capsys, show, after_each):
+    seen = ""
+
+    def pieces():
+        nonlocal seen
+        for piece, expected in zip(PIECES, [None, *after_each[:-1]], strict=True):
+            seen += capsys.readouterr().out
+            if expected is not None:
+                assert (seen if isinstance(expected, str) else seen.count("\n")) == expected
+            yield piece
+
+    show(["A", "B", "C"], pieces())
+    seen += capsys.readouterr().out
+    assert (seen if isinstance(after_each[-1], str) else seen.count("\n")) == after_each[-1]
+    if show is print_records:
+        assert [json.loads(line) for line in seen.splitlines()] == [
+            {"prompt": "A", "text": " a b", "tokens": 3, "end": "document"},
+            {"prompt": "B", "text": " x y", "tokens": 2, "end": "document"},
+            {"prompt": "C", "text": " q", "tokens": 1, "end": "length"},
+        ]
+
+
+def test_the_same_texts_come_from_arguments_a_file_and_standard_input(trained, tmp_path):
+    prompts = ["The cat", "A naïve bird", "House and"]
+    (tmp_path / "prompts.txt").write_bytes("The cat\r\n\nA naïve bird\nHouse and".encode())
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    records = (tmp_path / "prompts.jsonl").read_bytes()
+    options = ["--tokens", 5, "--seed", 3, "--json"]
+    expected = tandem("generate", trained, *prompts, *options)
+    assert expected.exit_code == 0, expected.output
+    found = [json.loads(line) for line in expected.stdout.splitlines()]
+    assert [record["prompt"] for record in found] == prompts and all(record["text"] for record in found)
+    for given in (["--file", tmp_path / "prompts.txt"], ["--file", tmp_path / "prompts.jsonl", "--rows", 2]):
+        assert tandem("generate", trained, *given, *options).stdout == expected.stdout
+    assert tandem("generate", trained, "--file", "-", *options, given=records).stdout == expected.stdout
+    plain = tandem("generate", trained, "--file", "-", *options[:-1], given=(tmp_path / "prompts.txt").read_bytes())
+    assert plain.stdout == "\n\n".join(record["prompt"] + record["text"] for record in found) + "\n"
+
+
+def test_a_prompt_of_json_lines_may_have_several_lines(trained, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The cat\\nsees", "id": 7}\n')
+    done = tandem("generate", trained, "--file", tmp_path / "prompts.jsonl", "--json", "--tokens", 2)
+    assert json.loads(done.stdout)["prompt"] == "The cat\nsees"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.txt", None, "absent.txt: No such file or directory"),
+        ("empty.txt", b"\n \n", "empty.txt: holds no prompt; write one a line"),
+        ("bad.txt", b"fine\n\xff\n", "bad.txt:2: not UTF-8"),
+        ("bad.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "bad.jsonl:2: not a JSON line"),
+        ("bad.jsonl", b'{"text": "a"}\n', 'bad.jsonl:1: no text "prompt" in it'),
+        ("bad.jsonl", b'{"prompt": 3}\n', 'bad.jsonl:1: no text "prompt" in it'),
+        ("bad.jsonl", b'{"prompt": "\\ud800"}\n', "prompt 0 is not text"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_told(trained, tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = tandem("generate", trained, "--file", tmp_path / name)
+    assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr, done.output
+    assert not done.stdout
+
+
+def test_prompts_and_a_file_together_are_refused(trained, tmp_path):
+    done = tandem("generate", trained, "The", "--file", tmp_path / "x.txt")
+    assert done.exit_code == 2 and "give the one or the others" in done.stderr
+    done = tandem("generate", trained, "--file", "-", given=b"")
+    assert done.exit_code == 2 and "standard input: holds no prompt" in done.stderr

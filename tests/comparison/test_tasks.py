@@ -1,0 +1,124 @@
+"""A trained run is asked tasks by their names; what it reached is shown and kept."""
+
+import json
+
+import datasets
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.trained import open_trained
+from tandem.corpus import prepare_texts
+from tandem.evaluation.likelihood import likelihood
+
+SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
+MINE = """
+task: animals
+dataset_path: json
+dataset_kwargs: {data_files: {test: "${ANIMALS}/animals.jsonl"}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: query
+doc_to_choice: choices
+doc_to_target: gold
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+metadata: {version: 2.0}
+"""
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_corpus):
+    folder = tmp_path_factory.mktemp("trained")
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
+    assert done.exit_code == 0, done.output
+    return folder / "mine"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """mine.yaml, a task, and poems.yaml, texts; both say where their data lie by the environment."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("ANIMALS", str(tmp_path))
+    items = [
+        {"query": f"The {w} sees a", "choices": ["cat", "large house"], "gold": i % 2} for i, w in enumerate("abcd")
+    ]
+    (tmp_path / "animals.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (tmp_path / "poem.txt").write_text("The cat sees a naïve bird. " * 20)
+    (tmp_path / "rhyme.txt").write_text("The river runs. " * 5)
+    (tmp_path / "mine.yaml").write_text(MINE)
+    (tmp_path / "poems.yaml").write_text("texts:\n  poems: ['${ANIMALS}/poem.txt', '${ANIMALS}/rhyme.txt']\n")
+    return tmp_path
+
+
+def test_what_is_reached_is_shown_and_kept_with_errors_settings_and_versions(trained, files):
+    done = tandem("evaluate", trained, "--tasks", f"{files / 'mine.yaml'},{files / 'poems.yaml'}", "--limit", 3)
+    assert done.exit_code == 0, done.output
+    kept = json.loads((trained / "tasks" / "animals.json").read_text())
+    items = [json.loads(line) for line in (trained / "tasks" / "animals.items.jsonl").read_text().splitlines()]
+    right = [item["acc"] for item in items]
+    assert kept["items"] == len(items) == kept["limit"] == 3 and kept["step"] == 4
+    assert kept["metrics"]["acc"]["value"] == pytest.approx(sum(right) / 3) and kept["metrics"]["acc"]["error"] >= 0
+    assert all(len(item["answers"]) == 2 for item in items)
+    assert kept["versions"]["task"] == 2.0 and kept["versions"]["lm_eval"].startswith("0.4")
+    assert kept["settings"]["rows"] == 16 and kept["settings"]["context"] == 32
+    assert kept["settings"]["task"]["doc_to_text"] == "query" and kept["settings"]["task"]["num_fewshot"] == 0
+    assert "longest continuation" in kept["settings"]["request_order"]
+    assert list(kept["data"]) == [str(files / "animals.jsonl")] and kept["environment"]["torch"]
+    for words in (["animals", "acc", f"{kept['metrics']['acc']['value']:#.4g}"], ["poems", "bits per byte"]):
+        assert any(all(word in line for word in words) for line in done.stdout.splitlines()), done.stdout
+
+
+def test_texts_are_scored_by_the_ruler(trained, files):
+    done = tandem("evaluate", trained, "--tasks", files / "poems.yaml")
+    assert done.exit_code == 0, done.output
+    kept, run = json.loads((trained / "tasks" / "poems.json").read_text()), open_trained(trained)
+    paths = [str(files / "poem.txt"), str(files / "rhyme.txt")]
+    store = prepare_texts(run.recipe.corpus, "it", paths, run.corpus.tokenizer)
+    expected = likelihood(run.network.eval(), store, context=32, rows=3)
+    values = {name: metric["value"] for name, metric in kept["metrics"].items()}
+    per_word = expected.nats / (20 * 6 + 5 * 3)
+    numbers = {"nats per token": expected.nll, "bits per byte": expected.bits_per_byte, "nats per word": per_word}
+    assert values == pytest.approx(numbers, rel=1e-5)
+    assert kept["metrics"]["bits per byte"]["error"] == pytest.approx(expected.bits_per_byte_error, rel=1e-3)
+    items = [json.loads(line) for line in (trained / "tasks" / "poems.items.jsonl").read_text().splitlines()]
+    assert sum(item["bytes"] for item in items) == expected.bytes and len(items) == 2
+
+
+def test_rows_change_nothing(trained, files):
+    answers = []
+    for rows in (1, 3):
+        assert tandem("evaluate", trained, "--tasks", files / "mine.yaml", "--rows", rows).exit_code == 0
+        assert json.loads((trained / "tasks" / "animals.json").read_text())["settings"]["rows"] == rows
+        lines = (trained / "tasks" / "animals.items.jsonl").read_text().splitlines()
+        answers.append([nats for line in lines for nats, _ in json.loads(line)["answers"]])
+    assert len(answers[0]) == 8 and answers[0] == pytest.approx(answers[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("nothing", "--tasks nothing: no such task; there are arc_challenge"),
+        ("", "--tasks '': names no task"),
+        ("broken.yaml", "broken.yaml:2: not YAML"),
+        ("hellaswag", "the environment has no TANDEM_DATA; set it to the folder that holds the data"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(trained, files, monkeypatch, names, message):
+    monkeypatch.chdir(files)
+    monkeypatch.delenv("TANDEM_DATA", raising=False)
+    (files / "broken.yaml").write_text("task: broken\n: [")
+    done = tandem("evaluate", trained, "--tasks", names)
+    assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr, done.output
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_without_the_harness_the_line_that_installs_it_is_told(trained, files, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
+    done = tandem("evaluate", trained, "--tasks", files / "mine.yaml")
+    assert done.exit_code == 2 and "pip install 'tandem-lm[harness]'" in done.stderr, done.output
+    assert tandem("evaluate", trained, "--tasks", files / "poems.yaml").exit_code == 0

@@ -1,0 +1,312 @@
+"""Tasks of the harness, over a small network and files made here."""
+
+import gzip
+import json
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tandem.corpus import Store, Tokenizer
+from tandem.corpus.store import StoreWriter
+from tandem.evaluation.harness import Harness, run_tasks
+from tandem.evaluation.likelihood import likelihood
+from tandem.evaluation.task_files import TaskFile, Texts, read_tasks, shipped
+from tandem.generation.generate import generate_text
+from tandem.generation.sampling import Sampler
+from tandem.networks.decoder import Decoder
+from tandem.recipe import UserError
+
+CHOICES = [
+    {"query": f"Question: the {w} is", "choices": ["big", "red and old", f"a {w}"], "gold": i % 3}
+    for i, w in enumerate("abcdefgh")
+]
+SCHEMAS = [
+    {"context_options": [f"{w} fell so {w}", f"{w} fell so they"], "continuation": "cried.", "gold": 0} for w in "abc"
+]
+FILES = {
+    "lambada_openai_test": [{"context": f"He said {w}, she said", "continuation": w} for w in ("yes", "no", "never")],
+    "mmlu_test": [{**CHOICES[0], "subject": "high_school_botany", "choices": ["w", "x", "y", "z"]}] * 2,
+    "winogrande_val": SCHEMAS,
+    "winograd_wsc273": SCHEMAS,
+    **dict.fromkeys(
+        (
+            *("arc_challenge_test", "arc_easy_test", "boolq_val", "commonsense_qa_val", "copa_val", "hellaswag_val"),
+            *("piqa_val", "siqa_val"),
+        ),
+        CHOICES,
+    ),
+}
+
+
+def network_of(context=64, **settings):
+    network = Decoder(
+        Decoder.Config(width=32, heads=2, depth=2, **settings), 257, context, torch.Generator().manual_seed(0)
+    )
+    for parameter in network.parameters():
+        parameter.data *= 3
+    return network.eval()
+
+
+def harness(network=None, rows=4):
+    return Harness(network or network_of(), Tokenizer.of_bytes(), rows=rows)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder with a small file for each shipped task; what is read of them is not kept elsewhere."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("TANDEM_DATA", str(tmp_path))
+    (tmp_path / "eval").mkdir()
+    for name, items in FILES.items():
+        lines = "".join(json.dumps(item) + "\n" for item in items)
+        (tmp_path / "eval" / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    return tmp_path
+
+
+def harness_tasks():
+    """Those of the package that are one task of the harness by a local file."""
+    return [name for name in shipped() if name not in ("ood", "wikitext", "sps", "superposition")]
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What an adapter is asked, in place of a network's answer to it."""
+    pairs = []
+
+    def loglikelihood(self, requests):
+        pairs.extend(request.args for request in requests)
+        return [(-1.0, False)] * len(requests)
+
+    monkeypatch.setattr(Harness, "loglikelihood", loglikelihood)
+    return pairs
+
+
+PLAIN, ANSWER = ("Question: the a is", " red and old"), ("Question: the a is\nAnswer:", " red and old")
+SECOND = {
+    **dict.fromkeys(("hellaswag", "copa", "siqa", "commonsense_qa"), PLAIN),
+    **dict.fromkeys(("arc_easy", "arc_challenge", "piqa", "boolq"), ANSWER),
+    **dict.fromkeys(("winogrande", "wsc273"), ("a fell so they", " cried.")),
+    "lambada_openai": ("He said no, she said", " no"),
+    "mmlu": (
+        "The following are multiple choice questions (with answers) about high school botany.\n\n"
+        "Question: the a is\nA. w\nB. x\nC. y\nD. z\nAnswer:",
+        " B",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", harness_tasks())
+def test_every_shipped_task_asks_what_its_data_mean(data, heard, name):
+    (file,) = read_tasks(name)
+    (result,) = run_tasks(harness(), [file])
+    assert result.name == name and result.version == 1.0
+    assert {"acc"} <= result.metrics.keys() <= {"acc", "acc_norm", "perplexity"}
+    assert len(result.items) == result.count == len(FILES[file.data[0].name.removesuffix(".jsonl.gz")])
+    assert heard[1] == SECOND[name]
+
+
+def test_numbers_are_the_same_at_any_batch_size_to_the_last_item(data):
+    files = read_tasks("hellaswag,lambada_openai,winogrande")
+    one, *others = [run_tasks(harness(rows=rows), files) for rows in (1, 7, 32)]
+    for other in others:
+        for expected, found in zip(one, other, strict=True):
+            assert found.metrics["acc"] == expected.metrics["acc"] and found.count == expected.count
+            for item, like in zip(found.items, expected.items, strict=True):
+                assert item["acc"] == like["acc"] and item["item"] == like["item"]
+                np.testing.assert_allclose(item["answers"], like["answers"], atol=1e-4)
+
+
+def test_metrics_and_errors_are_those_of_the_items(data):
+    (result,) = run_tasks(harness(), read_tasks("hellaswag"), limit=5)
+    gold = [item["gold"] for item in CHOICES[:5]]
+    best = [np.argmax([nats for nats, _ in item["answers"]]) for item in result.items]
+    right = [float(choice == asked) for choice, asked in zip(best, gold, strict=True)]
+    assert len(set(right)) == 2
+    assert [item["acc"] for item in result.items] == right and result.count == 5
+    assert result.metrics["acc"].value == np.mean(right)
+    assert result.metrics["acc"].error == pytest.approx(np.std(right, ddof=1) / 5**0.5)
+    letters = [
+        [nats / len(c) for (nats, _), c in zip(item["answers"], CHOICES[i]["choices"], strict=True)]
+        for i, item in enumerate(result.items)
+    ]
+    assert [item["acc_norm"] for item in result.items] == [
+        float(np.argmax(row) == asked) for row, asked in zip(letters, gold, strict=True)
+    ]
+
+
+def test_a_last_word_counts_where_it_is_the_likeliest_and_perplexity_is_that_of_the_words(data):
+    (result,) = run_tasks(harness(), read_tasks("lambada_openai"))
+    assert [item["acc"] for item in result.items] == [item["answers"][0][1] for item in result.items]
+    nats = [item["answers"][0][0] for item in result.items]
+    assert result.metrics["perplexity"].value == pytest.approx(np.exp(-np.mean(nats)))
+    assert result.metrics["perplexity"].error > 0
+
+
+# ---- the adapter ----------------------------------------------------------------------------------------------------
+
+
+def requests(*arguments):
+    return [SimpleNamespace(args=args) for args in arguments]
+
+
+def test_a_pair_is_cut_where_its_context_ends():
+    tokenizer = Tokenizer.train(["the cat sat on the mat " * 50], 280)
+    adapter = Harness(network_of(), tokenizer, rows=2)
+    for context, continuation in [("the cat", " sat"), ("the cat ", "sat"), ("the cat", " sat on the mat")]:
+        prompt, asked = adapter._pair(context, continuation)
+        assert prompt == tokenizer.encode("the cat").tolist()
+        assert tokenizer.decode(prompt + asked) == context + continuation and asked
+    whole = tokenizer.encode("the cat").tolist()
+    assert adapter._pair("", "the cat") == (whole[:1], whole[1:])
+    assert adapter.loglikelihood(requests(("", "t"))) == [(0.0, True)]  # no method is asked for a first token
+    with pytest.raises(UserError, match=r"nothing is left to ask after 'the ca'.*target_delimiter"):
+        adapter.loglikelihood(requests(("the ca", "t")))
+
+
+ROLLED = ["a short one", "", "é", "The cat sat on the mat. " * 9, "x", "naïve " * 12]
+
+
+def store_of(texts, folder):
+    writer = StoreWriter(folder, Tokenizer.of_bytes())
+    writer.append(*writer.tokenizer.encode_batch(texts))
+    writer.close([])
+    return Store(folder)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows):
+    network = network_of(context=24)
+    found = harness(network, rows=rows).loglikelihood_rolling(requests(*((text,) for text in ROLLED)))
+    expected = likelihood(network, store_of(ROLLED, tmp_path / "store"), context=24, rows=2)
+    assert found[1] == 0.0 and len(found) == len(ROLLED)
+    np.testing.assert_allclose([-found[i] for i in expected.order], expected.nats_by_document, rtol=1e-5)
+
+
+class SuffixesOnly(Decoder):
+    def score(self, batch, x=None):
+        raise UserError("network encoder_decoder: has no likelihood of whole texts, only of suffixes")
+
+
+def suffixes_only():
+    return SuffixesOnly(Decoder.Config(width=32, heads=2, depth=1), 257, 64, torch.Generator().manual_seed(0)).eval()
+
+
+def test_a_network_without_a_score_of_whole_texts_says_why_and_does_the_rest():
+    network = suffixes_only()
+    with pytest.raises(UserError, match="only of suffixes"):
+        harness(network).loglikelihood_rolling(requests(("some text",)))
+    ((nats, _),) = harness(network).loglikelihood(requests(("some", " text")))
+    assert nats < 0
+    assert harness(network).generate_until(requests(("some", {"max_gen_toks": 2})))
+
+
+PROMPTS = ["Once", "The cat sat on", "", "He said yes", "naïve"]
+
+
+def test_texts_are_those_of_greedy_generation_up_to_a_stop_string():
+    network = network_of()
+    greedy = generate_text(
+        network, Tokenizer.of_bytes(), PROMPTS, sampler=Sampler(Sampler.Config(temperature=0.0)), max_tokens=30
+    )
+    options = {"max_gen_toks": 30, "until": ["\n\nnever"]}
+    for rows in (1, 2, 7):
+        assert harness(network, rows).generate_until(requests(*((p, options) for p in PROMPTS))) == greedy
+    text = max(greedy, key=len)
+    assert len(text) > 6
+    stopped = harness(network).generate_until(
+        requests(*((p, {**options, "until": [text[3:5], text[4:7]]}) for p in PROMPTS))
+    )
+    assert stopped == [t[: min((t.index(s) for s in (text[3:5], text[4:7]) if s in t), default=len(t))] for t in greedy]
+
+
+def test_requests_of_different_lengths_keep_their_places():
+    network, asked = network_of(), [(p, {"max_gen_toks": n}) for p, n in zip(PROMPTS, (3, 9, 3, 1, 9), strict=True)]
+    together = harness(network).generate_until(requests(*asked))
+    assert together == [harness(network).generate_until(requests(one))[0] for one in asked]
+
+
+def test_a_task_that_a_network_can_not_do_is_named(data, tmp_path):
+    written = MINE.replace("multiple_choice", "loglikelihood_rolling").replace("doc_to_choice: choices\n", "")
+    written = written.replace("doc_to_target: gold", "doc_to_target: query").replace("acc, agg", "bits_per_byte, agg")
+    (tmp_path / "mine.yaml").write_text(written.replace("aggregation: mean", "aggregation: bits_per_byte"))
+    (file,) = read_tasks(str(tmp_path / "mine.yaml"))
+    (result,) = run_tasks(harness(), [file])
+    texts = [item["query"] for item in CHOICES]
+    nats = -sum(harness().loglikelihood_rolling(requests(*((text,) for text in texts))))
+    size = sum(len(text.encode()) for text in texts)
+    assert result.metrics["bits_per_byte"].value == pytest.approx(nats / np.log(2) / size)
+    with pytest.raises(UserError, match=r"mine: network encoder_decoder: .* only of suffixes"):
+        run_tasks(harness(suffixes_only()), [file])
+
+
+def test_generation_that_can_not_be_done_is_refused():
+    with pytest.raises(UserError, match="do_sample: false"):
+        harness().generate_until(requests(("a", {"do_sample": True, "temperature": 0.7})))
+    with pytest.raises(UserError, match=r"asks for 64 tokens, .* positions for 64 in all; set"):
+        harness(network_of(positions="learned")).generate_until(requests(("a", {"max_gen_toks": 64})))
+    network = network_of(positions="learned")
+    assert harness(network).generate_until(requests(("a" * 99, {"max_gen_toks": 60})))
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_sets_and_texts_are_read_by_name(data):
+    names = [file.name for file in read_tasks("sps,ood,piqa")]
+    assert names == ["arc_easy", "hellaswag", "piqa", "hf:sciq", "lambada_openai", "ood"]
+    (texts,) = read_tasks("ood")
+    assert isinstance(texts, Texts) and texts.texts["brown"] == f"{data}/ood/brown.jsonl.gz"
+    assert [file.name for file in read_tasks("superposition")][5] == "hf:openbookqa"
+
+
+MINE = """
+task: mine
+dataset_path: json
+dataset_kwargs: {data_files: {test: "${TANDEM_DATA}/eval/hellaswag_val.jsonl.gz"}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: query
+doc_to_choice: choices
+doc_to_target: gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE)
+    (result,) = run_tasks(harness(), read_tasks(str(tmp_path / "mine.yaml")), limit=2)
+    assert (result.name, result.count) == ("mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("task: mine\n  output_type: [", r"mine.yaml:2: not YAML"),
+        ("task: mine\ndoc_to_text: !function a.b\n", r"mine.yaml:2: not YAML"),
+        ("- hellaswag\n", r"mine.yaml: no task file; it needs `task: NAME`"),
+        ("task: [a]\n", r"no task file"),
+        ("texts: {poems: 3}\n", r"no task file"),
+        ("tasks: [piqa]\ntask: piqa\n", r"no task file"),
+        (MINE.replace("TANDEM_DATA", "NOWHERE_SET"), r"the environment has no NOWHERE_SET; set it"),
+        (MINE.replace("hellaswag_val", "absent"), r"data_files names .*absent.jsonl.gz, and there is no such file"),
+        (
+            MINE.replace("doc_to_text: query", "doc_to_text: '{{question}}'"),
+            r"mine.yaml: the harness can not run it.*question",
+        ),
+        (MINE.replace("multiple_choice", "multiple"), r"mine.yaml: the harness can not run it.*multiple"),
+        (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness can not run it.*tset_split"),
+        (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness can not run it"),
+        ("tasks: [mine.yaml, piqa]\n", r"contains itself"),
+        ("tasks: [piqqa]\n", r"piqqa: no such task; did you mean piqa\? there are arc_challenge, "),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_told_in_one_message(data, tmp_path, monkeypatch, written, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(written)
+    (tmp_path / "eval" / "broken.jsonl").write_text('{"query": \n')
+    with pytest.raises(UserError, match=message) as told:
+        run_tasks(harness(), [file for file in read_tasks("mine.yaml") if isinstance(file, TaskFile)])
+    assert "\n" not in str(told.value)
