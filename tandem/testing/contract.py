@@ -115,6 +115,16 @@ def check_rows(case: Case) -> None:
         assert not nll[row, len(alone) :].any(), "padding has a score"
 
 
+def check_reading(case: Case) -> None:
+    """What `read` gives is what scores are made of: with the head, the logits of every position."""
+    network, text = case.build(), document(20, 1)
+    tokens = torch.tensor([text])
+    with torch.no_grad():
+        logits = network.read(Batch(tokens, tokens, torch.zeros_like(tokens))) @ network.head.T
+    found = logits[0].log_softmax(-1)[:, :VOCABULARY]
+    close(found, log_probabilities(network, text), EXACT, "logits of the hidden states against scores")
+
+
 def check_probabilities(case: Case) -> None:
     """Ids of the vocabulary share all the probability, in scores and in a session."""
     network, text = case.build(), document(20, 1)
@@ -172,6 +182,20 @@ def check_fork(case: Case) -> None:
             logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
             expected = torch.stack([full[n][row][len(prompt) + step] for row, prompt in enumerate(prompts)])
             close(logits, expected, FLOAT, f"fork {n}, {step + 1} tokens after the fork")
+
+
+def check_fork_of_rows(case: Case) -> None:
+    """A fork of some rows, in another order or several times, goes on with their texts."""
+    network, prompts, rows = case.build(), [document(n, n)[:-1] for n in (14, 6, 9)], [2, 0, 0, 1]
+    session = network.session(3)
+    session.prefill(prompts)
+    more = [document(9, 10 + row) for row in range(4)]
+    full = [log_probabilities(network, prompts[row] + rest) for row, rest in zip(rows, more, strict=True)]
+    other = session.fork(torch.tensor(rows))
+    for step in range(8):
+        logits = other.step(torch.tensor([rest[step] for rest in more])).log_softmax(-1).double()
+        expected = torch.stack([full[n][len(prompts[row]) + step] for n, row in enumerate(rows)])
+        close(logits, expected, FLOAT, f"rows {rows}, {step + 1} tokens after the fork")
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ BUGS = {
         ("window in the cache but not in the mask", "decoding",
          "causal(starts, self.config.window, positions)", "causal(starts, None, positions)"),
         ("a fork shares its caches", "fork",
-         "[cache.fork() for cache in self.caches]", "self.caches"),
+         "[cache.fork(rows) for cache in self.caches]", "self.caches"),
         ("a fork forgets its pads", "fork",
          "other.columns, other.pads = self.columns, self.pads", "other.columns = self.columns"),
         ("spare ids take part", "probabilities",
