@@ -3,6 +3,7 @@
     model.safetensors     parameters by name, as they are; what is tied or computed is not stored
     config.json           network and its settings, vocabulary, context, version, the recipe it was trained by
     tokenizer.json        of the tokenizers library
+    ...                   what `transformers` needs to use it without Tandem (hugging_face.py)
 
     export(network, tokenizer, recipe, folder)
     network, tokenizer = load_exported(folder)
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem import __version__
 from tandem.corpus import Tokenizer
+from tandem.export import hugging_face
 from tandem.networks.network import Network
 from tandem.recipe import UserError, registered
 
@@ -27,8 +29,9 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
 
 def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
     """Writes the three files; `recipe` is the resolved one, kept for the record."""
-    save_network(network, folder, recipe=recipe)
+    save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
     tokenizer.to_file(folder / TOKENIZER)
+    hugging_face.write(network, tokenizer, folder)
 
 
 def load_exported(folder: Path) -> tuple[Network, Tokenizer]:
@@ -58,7 +61,8 @@ def load_network(folder: Path) -> Network:
     """The network that `save_network` wrote, on the CPU."""
     network, weights = _described(_found(folder / CONFIG)), _found(folder / WEIGHTS)
     try:
-        network.load_state_dict(load_file(weights))
+        # Saved again by transformers, they are those of a model whose part the network is
+        network.load_state_dict({name.removeprefix("network."): value for name, value in load_file(weights).items()})
     except (SafetensorError, RuntimeError) as error:
         raise UserError(f"{weights}: damaged, or not of the network in {CONFIG}: {error}") from error
     return network

@@ -1,0 +1,145 @@
+"""Exported models in a process that has transformers and nothing of Tandem; the process is started once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.corpus import Batch, Tokenizer
+from tandem.export.bundle import bundle
+from tandem.export.hugging_face import model_source
+from tandem.export.weights import export, load_exported
+from tandem.generation.generate import generate
+from tandem.generation.sampling import Sampler, row_generators
+from tandem.recipe import registered
+from tandem.testing.cases import cases
+
+pytest.importorskip("transformers")
+
+TEXTS = ["the cat sat on the mat naïve", "東京", "on the cat <|endoftext|> x"]
+CASES = [case.name for case in cases()]
+FLOAT = 1e-4
+TOKENIZER = Tokenizer.train(["the cat sat on the mat, naïve café 東京 " * 20], 300)
+
+
+def drawn(case):
+    """As the contract draws networks: far from zero, where a tiny one notices what it reads."""
+    network = case.network(case.config, TOKENIZER.vocabulary, 40, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return network
+
+
+@pytest.fixture(scope="module")
+def networks():
+    return {case.name: drawn(case) for case in cases()}
+
+
+@pytest.fixture(scope="module")
+def folder(networks, tmp_path_factory):
+    root = tmp_path_factory.mktemp("exported")
+    for name, network in networks.items():
+        export(network, TOKENIZER, {}, root / name)
+        logits = []
+        for text in TEXTS:
+            ids = torch.from_numpy(TOKENIZER.encode(text).astype("int64"))[None]
+            with torch.no_grad():
+                hidden = network.read(Batch(ids, ids, torch.zeros_like(ids)))
+            logits.append((hidden @ network.head.T)[0, :, : TOKENIZER.vocabulary].tolist())
+        (root / name / "expected.json").write_text(json.dumps({"texts": TEXTS, "logits": logits}))
+    return root
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "HF_MODULES_CACHE": str(folder / "modules")}
+    command = [sys.executable, "-I", str(Path(__file__).with_name("outside.py")), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_network_however_rows_are_padded_and_pieces_cut(name, seen):
+    found = seen[name]
+    for what in ("logits", "left", "right", "pieces"):
+        assert found[what] < FLOAT, what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_texts_go_on_by_cache_as_by_a_pass_over_all_and_in_a_batch_as_alone(name, seen):
+    found = seen[name]
+    for way in ("greedy", "sampled", "beams", "several"):
+        assert found[f"{way} by cache"] == found[f"{way} by pass"], way
+    for way in ("greedy", "beams"):
+        assert found[f"{way} alone"] == found[f"{way} by cache"], way
+    assert found["beams by cache"] != found["greedy by cache"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_what_follows_are_those_of_tandem(name, networks, seen):
+    network, found = networks[name], seen[name]
+    assert found["ids"] == [TOKENIZER.encode(text).tolist() for text in TEXTS]
+    assert found["text"] == TEXTS
+    draw = Sampler(Sampler.Config(temperature=0.0))
+    tokens = [[] for _ in TEXTS]
+    for row, token in generate(network, found["ids"], row_generators(0, 3), sampler=draw, max_tokens=8):
+        tokens[row].append(token)
+    assert all(TOKENIZER.eos not in row for row in tokens)  # which `generate` was told not to draw
+    assert found["greedy by cache"] == tokens
+
+
+@pytest.mark.slow
+def test_the_loss_is_nats_per_token_of_the_ruler(networks, seen):
+    network, found = networks["sps-separated"], seen["sps-separated"]
+    for ids, loss in zip(found["ids"], found["loss"], strict=True):
+        tokens = torch.tensor([ids])
+        with torch.no_grad():
+            nll = network.score(Batch(tokens[:, :-1], tokens[:, 1:], torch.zeros(1, len(ids) - 1, dtype=torch.long)))
+        assert loss == pytest.approx(nll.mean().item(), abs=FLOAT)
+
+
+@pytest.mark.slow
+def test_what_a_model_can_not_read_it_refuses(seen):
+    assert "one text" in seen["refusals"]["holes"]
+    assert "one text" in seen["refusals"]["empty"]
+    assert "learned positions for 40" in seen["refusals"]["long"]
+    assert seen["config"] == {"type": "tandem", "context": 40}
+
+
+@pytest.mark.slow
+def test_what_transformers_saves_again_is_read_again(folder, networks, seen):
+    network, tokenizer = load_exported(folder / "again")
+    given = networks[min(CASES)]
+    state = network.state_dict()
+    assert network.config == given.config
+    assert all(torch.equal(value, state[name]) for name, value in given.state_dict().items())
+    assert tokenizer.encode(TEXTS[0]).tolist() == TOKENIZER.encode(TEXTS[0]).tolist()
+
+
+@pytest.mark.parametrize("network", registered("network").values())
+def test_the_source_of_a_network_has_no_more_than_it_needs(network):
+    files = model_source(network)
+    text = "\n".join(files.values())
+    assert "import pydantic" not in text and "from pydantic" not in text
+    assert not [line for line in text.splitlines() if line.lstrip().startswith(("from tandem", "import tandem"))]
+    for name, source in files.items():
+        compile(source, name, "exec")
+    assert not {"tandem_corpus_store.py", "tandem_corpus_order.py", "tandem_recipe_resolve.py"} & files.keys()
+
+
+def test_a_bundle_keeps_what_is_named_with_what_it_names(tmp_path):
+    files = bundle({"tandem.nn.rope": {"rotate"}})
+    assert list(files) == ["tandem_nn_rope.py"]
+    assert "def rotate" in files["tandem_nn_rope.py"] and "class Rotation" not in files["tandem_nn_rope.py"]
+    with pytest.raises(LookupError, match="field_validator"):
+        bundle({"tandem.recipe.resolve": {"Run"}})
