@@ -155,7 +155,8 @@ class _Gathered:
             if module is None:
                 names[node.module].append(alias)
             elif name:
-                names[f".{self.flat(module)}"].append(ast.alias(name, alias.asname or (alias.name if alias.name != name else None)))
+                known = alias.asname or alias.name
+                names[f".{self.flat(module)}"].append(ast.alias(name, known if known != name else None))
             else:  # transformers finds the files to copy by what stands between "from ." and "import"
                 flat = self.flat(module)
                 lines.append(f"from .{flat} import __name__ as _; from . import {flat} as {alias.asname or alias.name}")

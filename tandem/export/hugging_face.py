@@ -54,7 +54,7 @@ def model_source(network: type) -> dict[str, str]:
     """The files of source by name, of a model with this network."""
     module, name = network.__module__, network.__name__
     files = bundle({TEMPLATE: {"TandemForCausalLM"}, module: {name}}, {TEMPLATE: MODEL})
-    files[f"{MODEL}.py"] += f"\n\nfrom .{module.replace('.', '_')} import {name} as _  # noqa: E402 - registers itself\n"
+    files[f"{MODEL}.py"] += f"\n\nfrom .{module.replace('.', '_')} import {name} as _  # noqa: E402 - registers it\n"
     said = f"# Of Tandem {__version__} (Apache-2.0), written when this model was exported.\n"
     return {name: said + source for name, source in files.items()}
 

@@ -101,7 +101,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(self, tokens: Tensor, mask: Tensor, keep: int) -> Tensor:
         """All texts at once, moved to the start of their rows and back: what then stands after a text is not seen."""
         T, longest = tokens.shape[1], self.network.longest
-        if longest is not None and T > longest:
+        if longest is not None and longest < T:
             raise ValueError(f"input_ids: {T} tokens a row; this network has learned positions for {longest}")
         first, columns = mask.int().argmax(1, keepdim=True), torch.arange(T, device=tokens.device)
         moved = tokens.gather(1, (columns + first).clamp_max(T - 1))

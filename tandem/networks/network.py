@@ -7,7 +7,8 @@ what is asked of it: an objective may hand it other embeddings, and asks for a l
     hidden, extra = network(x, batch)              B T C -> B T C, and named extra loss sums
     loss, sums = network.nll(hidden, targets)      the head, in chunks: all logits never exist at once
 
-Beside these: `read` and `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and recompute.
+Beside these: `read` and `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and
+recompute.
 `tandem.testing` holds every registered network to the contract; docs/adding_a_method.md walks through one.
 
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.

@@ -1,6 +1,6 @@
 """Run alone, where nothing of Tandem can be imported: loads every exported model of a folder, and says what it saw.
 
-    python -I outside.py FOLDER        each model beside its expected.json; prints {model: {what: value}} as JSON
+python -I outside.py FOLDER        each model beside its expected.json; prints {model: {what: value}} as JSON
 """
 
 import json

@@ -9,26 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.corpus import Batch, Tokenizer
+from tandem.corpus import Batch
 from tandem.export.bundle import bundle
 from tandem.export.hugging_face import model_source
 from tandem.export.weights import export, load_exported
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
+from tandem.networks.network import Network
 from tandem.recipe import registered
 from tandem.testing.cases import cases
 
 pytest.importorskip("transformers")
 
 TEXTS = ["the cat sat on the mat naïve", "東京", "on the cat <|endoftext|> x"]
-CASES = [case.name for case in cases()]
+IMPORTED = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
+CASES = [case.name for case in cases()] + IMPORTED
 FLOAT = 1e-4
-TOKENIZER = Tokenizer.train(["the cat sat on the mat, naïve café 東京 " * 20], 300)
 
 
-def drawn(case):
+def drawn(case, vocabulary):
     """As the contract draws networks: far from zero, where a tiny one notices what it reads."""
-    network = case.network(case.config, TOKENIZER.vocabulary, 40, torch.Generator().manual_seed(0))
+    network = case.network(case.config, vocabulary, 40, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.ndim > 1:
@@ -37,22 +38,29 @@ def drawn(case):
 
 
 @pytest.fixture(scope="module")
-def networks():
-    return {case.name: drawn(case) for case in cases()}
+def networks(foreign, tokenizer):
+    imported = {name: load_exported(path)[0] for name, (path, _) in foreign.items()}
+    return {case.name: drawn(case, tokenizer.vocabulary) for case in cases()} | imported
+
+
+def logits(model, ids):
+    """(T, V) of a network here, or of a model of transformers."""
+    with torch.no_grad():
+        if not isinstance(model, Network):
+            return model(ids).logits[0]
+        return (model.read(Batch(ids, ids, torch.zeros_like(ids))) @ model.head.T)[0]
 
 
 @pytest.fixture(scope="module")
-def folder(networks, tmp_path_factory):
-    root = tmp_path_factory.mktemp("exported")
+def folder(networks, foreign, tokenizer, tmp_path_factory):
+    """What was imported is asked for the logits of the model that transformers made."""
+    root, V = tmp_path_factory.mktemp("exported"), tokenizer.vocabulary
+    rows = [torch.tensor([tokenizer.encode(text).tolist()]) for text in TEXTS]
     for name, network in networks.items():
-        export(network, TOKENIZER, {}, root / name)
-        logits = []
-        for text in TEXTS:
-            ids = torch.from_numpy(TOKENIZER.encode(text).astype("int64"))[None]
-            with torch.no_grad():
-                hidden = network.read(Batch(ids, ids, torch.zeros_like(ids)))
-            logits.append((hidden @ network.head.T)[0, :, : TOKENIZER.vocabulary].tolist())
-        (root / name / "expected.json").write_text(json.dumps({"texts": TEXTS, "logits": logits}))
+        export(network, tokenizer, {}, root / name)
+        source = foreign[name][1] if name in foreign else network
+        wanted = [logits(source, ids)[:, :V].tolist() for ids in rows]
+        (root / name / "expected.json").write_text(json.dumps({"texts": TEXTS, "logits": wanted}))
     return root
 
 
@@ -86,15 +94,15 @@ def test_texts_go_on_by_cache_as_by_a_pass_over_all_and_in_a_batch_as_alone(name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_and_what_follows_are_those_of_tandem(name, networks, seen):
+def test_tokens_and_what_follows_are_those_of_tandem(name, networks, tokenizer, seen):
     network, found = networks[name], seen[name]
-    assert found["ids"] == [TOKENIZER.encode(text).tolist() for text in TEXTS]
+    assert found["ids"] == [tokenizer.encode(text).tolist() for text in TEXTS]
     assert found["text"] == TEXTS
     draw = Sampler(Sampler.Config(temperature=0.0))
     tokens = [[] for _ in TEXTS]
     for row, token in generate(network, found["ids"], row_generators(0, 3), sampler=draw, max_tokens=8):
         tokens[row].append(token)
-    assert all(TOKENIZER.eos not in row for row in tokens)  # which `generate` was told not to draw
+    assert all(tokenizer.eos not in row for row in tokens)  # which `generate` was told not to draw
     assert found["greedy by cache"] == tokens
 
 
@@ -117,13 +125,13 @@ def test_what_a_model_can_not_read_it_refuses(seen):
 
 
 @pytest.mark.slow
-def test_what_transformers_saves_again_is_read_again(folder, networks, seen):
-    network, tokenizer = load_exported(folder / "again")
+def test_what_transformers_saves_again_is_read_again(folder, networks, tokenizer, seen):
+    network, theirs = load_exported(folder / "again")
     given = networks[min(CASES)]
     state = network.state_dict()
     assert network.config == given.config
     assert all(torch.equal(value, state[name]) for name, value in given.state_dict().items())
-    assert tokenizer.encode(TEXTS[0]).tolist() == TOKENIZER.encode(TEXTS[0]).tolist()
+    assert theirs.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).tolist()
 
 
 @pytest.mark.parametrize("network", registered("network").values())
