@@ -37,15 +37,22 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
     described = read_config(folder)
     config = _settings(described, folder / CONFIG)
     tokenizer = read_tokenizer(folder)
-    rows = int(described["vocab_size"])
+    rows, context = (_count(described, key, folder / CONFIG) for key in ("vocab_size", "max_position_embeddings"))
     if tokenizer.vocabulary > rows:
         raise UserError(
             f"{folder / TOKENIZER}: {tokenizer.vocabulary:,} ids, its document end {tokenizer.end} included, but the "
             f"model's table has {rows:,}: not the tokenizer of this model"
         )
-    network = Decoder(config, tokenizer.vocabulary, int(described["max_position_embeddings"]))
+    network = Decoder(config, tokenizer.vocabulary, context)
     _fill(network, read_weights(folder), folder)
     return network, tokenizer
+
+
+def _count(described: dict[str, Any], key: str, path: Path) -> int:
+    value = described.get(key)
+    if not isinstance(value, int):
+        raise UserError(f"{path}: {key} = {value}: must be a whole number")
+    return value
 
 
 def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
@@ -70,7 +77,11 @@ def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]} is missing") from error
     except ValidationError as error:
-        raise UserError(f"{path}: {error.errors()[0]['msg']}: {error.errors()[0]['loc']}") from error
+        first = error.errors()[0]
+        key = f"{first['loc'][0]} = {first['input']!r}: " if first["loc"] else ""
+        raise UserError(f"{path}: {key}{first['msg']}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the settings of a decoder: {error}") from error
 
 
 def _refused(described: dict[str, Any]) -> Iterator[str]:
@@ -80,32 +91,19 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
         yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
         return
     rotary = _rotary(described)
-    kind = rotary.get("rope_type", rotary.get("type", "default"))
-    checks: dict[str, tuple[Any, bool, str]] = {
-        "rope_type": (kind, kind == "default", "rotary positions are not scaled here"),
-        **{
-            key: (value, not value, why)
-            for key, why in {
-                "attention_bias": "this decoder has biases everywhere or nowhere",
-                "mlp_bias": "this decoder has biases everywhere or nowhere",
-                "use_sliding_window": "layers read all tokens of a document",
-                "quantization_config": "weights have to be numbers, not codes",
-            }.items()
-            for value in (described.get(key),)
-        },
-        "layer_types": (
-            layers := described.get("layer_types"),
-            set(layers or ()) <= {"full_attention"},
-            "layers read all tokens of a document",
-        ),
-        "hidden_act": (act := described.get("hidden_act", "silu"), act == "silu", "the MLP is swiglu"),
-        "partial_rotary_factor": (
-            part := rotary.get("partial_rotary_factor", described.get("partial_rotary_factor")),
-            part in (None, 1),
-            "every channel of a head turns",
-        ),
-    }
-    yield from (f"{key} = {value}: {why}" for key, (value, is_fine, why) in checks.items() if not is_fine)
+    kind = rotary.get("rope_type", rotary.get("type"))
+    turned = rotary.get("partial_rotary_factor", described.get("partial_rotary_factor"))
+    wide, biased = "layers read all tokens of a document", "this decoder has biases everywhere or nowhere"
+    checks: list[tuple[str, Any, bool, str]] = [
+        ("rope_type", kind, kind in (None, "default"), "rotary positions are not scaled here"),
+        ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
+        ("hidden_act", act := described.get("hidden_act", "silu"), act == "silu", "the MLP is swiglu"),
+        ("layer_types", layers := described.get("layer_types") or [], {*layers} <= {"full_attention"}, wide),
+    ]
+    unknown = {"use_sliding_window": wide, "attention_bias": biased, "mlp_bias": biased}
+    unknown["quantization_config"] = "weights have to be numbers, not codes"
+    checks += [(key, described.get(key), not described.get(key), why) for key, why in unknown.items()]
+    yield from (f"{key} = {value}: {why}" for key, value, is_fine, why in checks if not is_fine)
 
 
 def _rotary(described: dict[str, Any]) -> dict[str, Any]:

@@ -51,10 +51,10 @@ def test_weights_in_several_files_and_of_half_the_precision_are_read(llama):
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-2, atol=1e-2)
     (llama / "model-2-of-2.safetensors").unlink()
-    with pytest.raises(UserError, match="model-2-of-2.safetensors: no such file"):
+    with pytest.raises(UserError, match=r"model-2-of-2\.safetensors: no such file"):
         load_exported(llama)
     (llama / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(UserError, match="index.json: damaged"):
+    with pytest.raises(UserError, match=r"index\.json: damaged"):
         load_exported(llama)
 
 
@@ -70,7 +70,7 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
     [
         (
             {"architectures": ["Qwen2ForCausalLM"]},
-            "architectures = .*Qwen2.*only LlamaForCausalLM and Qwen3ForCausalLM",
+            "architectures = .*Qwen2.*only LlamaForCausalLM and Qwen3",
         ),
         ({"architectures": "absent"}, "architectures = None"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
@@ -82,10 +82,10 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"hidden_act": "gelu"}, "hidden_act = gelu: the MLP is swiglu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "absent"}, "hidden_size is missing"),
-        ({"vocab_size": "absent"}, "vocab_size is missing"),
-        ({"num_key_value_heads": 3}, "config.json: .*key_heads 3 does not divide heads 4"),
-        ({"hidden_size": "wide"}, "config.json: width = 'wide'"),
-        ({"intermediate_size": 64}, "weights are not those of config.json: .*size mismatch for stack.0.mlp"),
+        ({"vocab_size": "absent"}, "vocab_size = None: must be"),
+        ({"num_key_value_heads": 3}, r"config\.json: .*key_heads 3 does not divide heads 4"),
+        ({"hidden_size": "wide"}, r"config\.json: width = 'wide'"),
+        ({"intermediate_size": 64}, r"(?s)weights are not those of config\.json: .*size mismatch for stack.0.mlp"),
         ({"num_hidden_layers": 3}, "missing.*model.layers.2|model.layers.2.*missing"),
         ({"num_hidden_layers": 1}, "model.layers.1.* unknown"),
         ({"tie_word_embeddings": True, "architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
@@ -110,7 +110,7 @@ def test_a_file_that_is_absent_or_cut_short_is_named(name, llama):
 def test_a_tokenizer_of_another_model_is_refused(llama):
     Tokenizer.train(["a cat, a dog, a mouse; the house of the mouse " * 20], 400).to_file(llama / "tokenizer.json")
     rewrite(llama / "config.json", vocab_size=259)
-    with pytest.raises(UserError, match="tokenizer.json: .* its document end .* the model's table has 259"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: .* its document end .* the model's table has 259"):
         load_exported(llama)
 
 

@@ -10,13 +10,10 @@ import pytest
 import torch
 
 from tandem.corpus import Batch
-from tandem.export.bundle import bundle
-from tandem.export.hugging_face import model_source
 from tandem.export.weights import export, load_exported
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
-from tandem.recipe import registered
 from tandem.testing.cases import cases
 
 pytest.importorskip("transformers")
@@ -132,22 +129,3 @@ def test_what_transformers_saves_again_is_read_again(folder, networks, tokenizer
     assert network.config == given.config
     assert all(torch.equal(value, state[name]) for name, value in given.state_dict().items())
     assert theirs.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).tolist()
-
-
-@pytest.mark.parametrize("network", registered("network").values())
-def test_the_source_of_a_network_has_no_more_than_it_needs(network):
-    files = model_source(network)
-    text = "\n".join(files.values())
-    assert "import pydantic" not in text and "from pydantic" not in text
-    assert not [line for line in text.splitlines() if line.lstrip().startswith(("from tandem", "import tandem"))]
-    for name, source in files.items():
-        compile(source, name, "exec")
-    assert not {"tandem_corpus_store.py", "tandem_corpus_order.py", "tandem_recipe_resolve.py"} & files.keys()
-
-
-def test_a_bundle_keeps_what_is_named_with_what_it_names(tmp_path):
-    files = bundle({"tandem.nn.rope": {"rotate"}})
-    assert list(files) == ["tandem_nn_rope.py"]
-    assert "def rotate" in files["tandem_nn_rope.py"] and "class Rotation" not in files["tandem_nn_rope.py"]
-    with pytest.raises(LookupError, match="field_validator"):
-        bundle({"tandem.recipe.resolve": {"Run"}})

@@ -60,7 +60,7 @@ def test_a_file_that_is_absent_or_cut_short_is_named(name, tokenizer, tmp_path):
     with pytest.raises(UserError, match=name):
         load_exported(tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match=f"{name}: no such file; an exported network has"):
+    with pytest.raises(UserError, match=f"{name}: no such file; the folder of a model has"):
         load_exported(tmp_path)
 
 

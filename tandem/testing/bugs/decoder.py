@@ -16,7 +16,7 @@ BUGS = {
         ("a fork shares its caches", "fork",
          "[cache.fork(rows) for cache in self.caches]", "self.caches"),
         ("a fork forgets its pads", "fork",
-         "other.columns, other.pads = self.columns, self.pads", "other.columns = self.columns"),
+         "other.columns, other.pads = self.columns, pads", "other.columns = self.columns"),
         ("spare ids take part", "probabilities",
          ".weight[: self.vocabulary]", ".weight"),
         ("learned positions do not restart", "documents",
