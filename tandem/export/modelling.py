@@ -134,8 +134,8 @@ def _mask(tokens: Tensor, mask: Tensor | None) -> Tensor:
     """(B, T) bool: True where a row's one text is."""
     if mask is None:
         return torch.ones_like(tokens, dtype=torch.bool)
-    mask = mask.bool()
-    begins = mask & ~F.pad(mask, (1, 0))[:, :-1]
-    if mask.shape != tokens.shape or (begins.sum(1) != 1).any():
+    shown = mask.bool()
+    begins = shown & ~F.pad(shown, (1, 0))[:, :-1]
+    if shown.shape != tokens.shape or (begins.sum(1) != 1).any():
         raise ValueError("attention_mask: a row has to be one text, with padding before or after it")
-    return mask
+    return shown

@@ -65,7 +65,7 @@ def folder(networks, foreign, tokenizer, tmp_path_factory):
 def seen(folder):
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "HF_MODULES_CACHE": str(folder / "modules")}
     command = [sys.executable, "-I", str(Path(__file__).with_name("outside.py")), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **own})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
