@@ -136,7 +136,7 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console
         judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
         if judged is None:
             with progress_bar("scoring held-out text", TaskProgressColumn(), terminal) as progress:
-                found, judged = judge(run, run.steps, None, progress)
+                found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress)
             # First the file, for the record says that it is done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
             ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
@@ -179,7 +179,7 @@ class Evaluations:
         self.every = self.config.every or (self.config.points and -(-run.steps // self.config.points))
 
     def after_step(self, step: Step) -> None:
-        if step.step < self.run.steps:  # the end is judged on all documents
+        if step.step < self.run.steps:  # the end is judged by itself
             _, judged = judge(self.run, step.step, self.config.documents)
             self.log.write(judged, noted(self.run.note, in_words(judged)))
 

@@ -247,8 +247,11 @@ def _trials(summary: Summary) -> str:
         cells = [f"{fixed(losses[r])}{' ★' if losses[r] == best else ''}" if r in losses else NONE for r in rates]
         spread = fixed(max(losses.values()) - best) if losses else NONE
         rows.append([arm, *cells, spread])
+    part = summary.study.keys.trial_share
+    shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""
     note = (
         "Nats per token of the trials, on documents that the comparison leaves out. ★ marks the rate that an arm took."
+        + shorter
     )
     return _html_table(rows, summary) + _note(note)
 

@@ -59,6 +59,8 @@ from tandem.recipe.resolve import resolve
 RATE = "optimiser.lr"
 POINTS = 20
 """Of the curve of each run, where its recipe says nothing."""
+JUDGED = ("evaluation.documents", "evaluation.final_documents")
+"""On how much of the text runs are judged."""
 
 
 class Keys(Settings):
@@ -86,6 +88,8 @@ class Keys(Settings):
     """Peak learning rates that every arm tries; none: that of its recipe."""
     tuning_seed: int = Field(1000, ge=0)
     """The seed of the trials."""
+    trial_share: float = Field(1.0, gt=0, le=1)
+    """The part of a run's budget that each trial spends."""
     level: float = Field(0.05, gt=0, lt=1)
     """Probability at which a difference that is none may be called one."""
     targets: list[float] = []
@@ -159,7 +163,8 @@ class Study:
         """All that a run is. Raises: UserError for each mistake in the recipe of its arm."""
         rate = {"optimiser": {"lr": job.rate}} if job.rate else {}
         split = ("tuning" if job.trial else "comparison") if self.rates else "all"
-        given = {"seed": job.seed, "budget": str(self.budget), "evaluation": {"split": split}, **rate}
+        budget = _part(self.budget, self.keys.trial_share) if job.trial else self.budget
+        given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
         layers = self.layers[job.arm]
         curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)
         return resolve([curve, *layers, _node(given, DERIVED)], layers[-1].origin, Problems())
@@ -241,8 +246,12 @@ def _share(keys: Keys) -> Budget:
     if keys.budget:
         return parse_budget(keys.budget)
     together = parse_budget(keys.together or "")
-    share = together.amount / (len(keys.arms) * (len(keys.seeds) + len(keys.rates)))
-    return Budget(share if together.unit in ("seconds", "flops") else float(int(share)), together.unit)
+    return _part(together, 1 / (len(keys.arms) * (len(keys.seeds) + len(keys.rates) * keys.trial_share)))
+
+
+def _part(budget: Budget, share: float) -> Budget:
+    amount = budget.amount * share
+    return Budget(amount if budget.unit in ("seconds", "flops") else float(max(1, int(amount))), budget.unit)
 
 
 def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[Node]]:
@@ -269,7 +278,7 @@ def _require_one_text(study: Study) -> None:
             lines |= dict.fromkeys(str(error).splitlines())  # what the arms share is told once
     (first, one), *others = recipes.items() or [("", Recipe())]
     for arm, recipe in others:
-        for key in (key for key in recipe.origins if key.startswith("corpus.") or key == "evaluation.documents"):
+        for key in (key for key in recipe.origins if key.startswith("corpus.") or key in JUDGED):
             if recipe.value(key) != one.value(key):
                 told = f"{shown(recipe.value(key))} in arm {arm}, {shown(one.value(key))} in {first}"
                 lines[

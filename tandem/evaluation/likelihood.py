@@ -39,7 +39,9 @@ class Evaluation:
         split: Literal["all", "comparison", "tuning"] = "all"
         """Held-out documents that count: all, or one of two halves, of which no document is in both."""
         documents: int | None = Field(50, ge=1)
-        """Documents scored on the way; null: all, as always at the end."""
+        """Documents scored on the way; null: all."""
+        final_documents: int | None = Field(None, ge=1)
+        """Documents scored at the end; null: all."""
         rows: int = Field(16, ge=1)
         """Rows scored at a time; changes nothing but speed and memory."""
         texts: dict[str, str | list[str]] = {}

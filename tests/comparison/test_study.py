@@ -48,6 +48,15 @@ def test_runs_share_what_they_may_spend_together(tmp_path, small_corpus):
     assert str(study.budget) == "10 seconds" == str(study.recipe(study.trials()[0]).budget)
 
 
+def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
+    study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.3")
+    assert {str(study.recipe(trial).budget) for trial in study.trials()} == {"9 steps"}
+    assert {str(study.recipe(run).budget) for run in study.runs(dict.fromkeys(study.arms, 1e-3))} == {"30 steps"}
+    text = STUDY.replace("budget: 30 steps", "together: 2 minutes")
+    study = read(tmp_path, small_corpus, "seeds=[1, 2]", "rates=[1e-3, 4e-3]", "trial_share=0.5", text=text)
+    assert str(study.budget) == "20 seconds" and str(study.recipe(study.trials()[0]).budget) == "10 seconds"
+
+
 def test_its_values_lie_over_those_of_the_recipe_and_under_those_of_the_arm(tmp_path, small_corpus):
     text = STUDY.replace("wide: {network.depth: 1}", "wide: {recipe: decoder/1m, batch: {rows: 3}}")
     study = read(tmp_path, small_corpus, "evaluation.every=7", "arms.wide.network.heads=2", text=text)
