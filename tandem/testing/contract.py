@@ -25,18 +25,7 @@ from tandem.corpus import Batch
 from tandem.export.weights import load_network, save_network
 from tandem.networks.network import Network
 from tandem.recipe import registered
-from tandem.testing.cases import (
-    CONTEXT,
-    EOS,
-    VOCABULARY,
-    Case,
-    asked,
-    document,
-    log_probabilities,
-    pack,
-    tasks,
-    texts,
-)
+from tandem.testing.cases import CONTEXT, EOS, VOCABULARY, Case, asked, document, log_probabilities, pack, tasks, texts
 
 EXACT, FLOAT = 1e-9, 1e-4
 
@@ -119,10 +108,8 @@ def check_reading(case: Case) -> None:
     """What `read` gives is what scores are made of: with the head, the logits of every position."""
     network, text = case.build(), document(20, 1)
     tokens = torch.tensor([text])
-    with torch.no_grad():
-        logits = network.read(Batch(tokens, tokens, torch.zeros_like(tokens))) @ network.head.T
-    found = logits[0].log_softmax(-1)[:, :VOCABULARY]
-    close(found, log_probabilities(network, text), EXACT, "logits of the hidden states against scores")
+    logits = network.read(Batch(tokens, tokens, torch.zeros_like(tokens)))[0] @ network.head.T
+    close(logits.log_softmax(-1)[:, :VOCABULARY], log_probabilities(network, text), EXACT, "logits against scores")
 
 
 def check_probabilities(case: Case) -> None:
@@ -186,11 +173,11 @@ def check_fork(case: Case) -> None:
 
 def check_fork_of_rows(case: Case) -> None:
     """A fork of some rows, in another order or several times, goes on with their texts."""
-    network, prompts, rows = case.build(), [document(n, n)[:-1] for n in (14, 6, 9)], [2, 0, 0, 1]
+    network, rows = case.build(), [2, 0, 0, 1]
+    prompts, more = [document(n, n)[:-1] for n in (14, 6, 9)], [document(9, 10 + row) for row in range(4)]
+    full = [log_probabilities(network, prompts[row] + rest) for row, rest in zip(rows, more, strict=True)]
     session = network.session(3)
     session.prefill(prompts)
-    more = [document(9, 10 + row) for row in range(4)]
-    full = [log_probabilities(network, prompts[row] + rest) for row, rest in zip(rows, more, strict=True)]
     other = session.fork(torch.tensor(rows))
     for step in range(8):
         logits = other.step(torch.tensor([rest[step] for rest in more])).log_softmax(-1).double()
