@@ -35,5 +35,5 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,text,hub,tensorboard,wandb,harness,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,text,hub,tensorboard,wandb,harness,export,test]'
 	@touch $@

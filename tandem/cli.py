@@ -311,9 +311,27 @@ def analyse(
     print(trained.analyse(name, run, options or [], unfinished))
 
 
+@main.command("import")
+def import_model(
+    folder: Annotated[Path, typer.Argument(help="Folder of a Llama or Qwen3 model, as transformers saves it.")],
+    recipe: Annotated[str, typer.Argument(help="What the run takes beside network and tokenizer.")],
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Make a run of a decoder that was trained elsewhere: to judge it, convert it, go on with it, compare it."""
+    _fill()
+    from tandem.comparison.imported import import_run
+
+    def path(loaded: Any) -> Path:
+        return runs / (run or f"{folder.name}-{loaded.fingerprint}")
+
+    print(import_run(folder, recipe, overrides or [], path))
+
+
 @main.command()
 def export(run: RunPath, folder: Path, unfinished: Unfinished = False) -> None:
-    """Write a run's model as safetensors, config.json and tokenizer.json."""
+    """Write a run's model as a folder that transformers reads, with or without Tandem."""
     _fill()
     from tandem.comparison import trained
 

@@ -41,7 +41,8 @@ class Tokenizer:
     """Ids of texts and texts of ids.
 
     Attributes:
-        eos: the id that ends a document; no text contains it.
+        end: the token that ends a document; no text contains it.
+        eos: its id.
         vocabulary: V, the number of ids that a document can contain, `eos` included.
     """
 
@@ -53,6 +54,7 @@ class Tokenizer:
         inner.add_special_tokens([end])  # one that is there keeps its id
         inner.encode_special_tokens = True  # spelled out in a text, they are text
         self._inner = inner
+        self.end = end
         self.eos: int = inner.token_to_id(end)
         self.vocabulary = 1 + max(self.eos, *ids.values())
         if end not in ids and self.eos in ids.values():

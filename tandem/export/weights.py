@@ -3,6 +3,7 @@
     model.safetensors     parameters by name, as they are; what is tied or computed is not stored
     config.json           network and its settings, vocabulary, context, version, the recipe it was trained by
     tokenizer.json        of the tokenizers library
+    ...                   what `transformers` needs to use it without Tandem (hugging_face.py)
 
     export(network, tokenizer, recipe, folder)
     network, tokenizer = load_exported(folder)
@@ -14,29 +15,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tandem import __version__
 from tandem.corpus import Tokenizer
+from tandem.export import hugging_face
+from tandem.export.files import CONFIG, TOKENIZER, WEIGHTS, read_config, read_tokenizer, read_weights
+from tandem.export.foreign import load_foreign
 from tandem.networks.network import Network
 from tandem.recipe import UserError, registered
-
-WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
 def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
     """Writes the three files; `recipe` is the resolved one, kept for the record."""
-    save_network(network, folder, recipe=recipe)
+    save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
     tokenizer.to_file(folder / TOKENIZER)
+    hugging_face.write(network, tokenizer, folder)
 
 
 def load_exported(folder: Path) -> tuple[Network, Tokenizer]:
-    """The network, on the CPU, and its tokenizer.
+    """The network, on the CPU, and its tokenizer; also of a decoder that was not trained here (foreign.py).
 
     Raises: UserError naming the file that is absent, broken or of a network that is not registered.
     """
-    return load_network(folder), Tokenizer.from_file(_found(folder / TOKENIZER))
+    if "network" not in read_config(folder):
+        return load_foreign(folder)
+    return load_network(folder), read_tokenizer(folder)
 
 
 def save_network(network: Network, folder: Path, **record: Any) -> None:
@@ -56,26 +60,20 @@ def save_network(network: Network, folder: Path, **record: Any) -> None:
 
 def load_network(folder: Path) -> Network:
     """The network that `save_network` wrote, on the CPU."""
-    network, weights = _described(_found(folder / CONFIG)), _found(folder / WEIGHTS)
+    network, weights = _described(read_config(folder), folder / CONFIG), read_weights(folder)
     try:
-        network.load_state_dict(load_file(weights))
-    except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"{weights}: damaged, or not of the network in {CONFIG}: {error}") from error
+        # Saved again by transformers, they are those of a model whose part the network is
+        network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
+    except RuntimeError as error:
+        raise UserError(f"{folder / WEIGHTS}: damaged, or not of the network in {CONFIG}: {error}") from error
     return network
 
 
-def _described(path: Path) -> Network:
+def _described(config: dict[str, Any], path: Path) -> Network:
     """The network that config.json tells of, its weights yet to come."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
         settings, vocabulary, context = dict(config["network"]), config["vocabulary"], config["context"]
-        cls = registered("network")[settings.pop("name")]
+        cls: Any = registered("network")[settings.pop("name")]
         return cls(cls.Config.model_validate_json(json.dumps(settings)), vocabulary, context)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: tells of no network that tandem {__version__} knows: {error!r}") from error
-
-
-def _found(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; an exported network has {WEIGHTS}, {CONFIG} and {TOKENIZER}")
-    return path

@@ -43,7 +43,6 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network
 from tandem.networks.sps import SPS
 from tandem.nn.block import Block, mlp_work
-from tandem.nn.head import token_nll
 from tandem.nn.init import initialise
 from tandem.nn.mlp import MLP
 from tandem.nn.spans import Span
@@ -194,11 +193,10 @@ class ContextReady(Network):
         z = self._walk(e, batch) if self.config.unroll == "bptt" else self._pass(e, batch, self._drawn(batch))
         return self.wrapped.norm(z), self.wrapped.extra(batch)
 
-    def score(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
-        """As `Network.score`; `passes` in place of the settings'."""
+    def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
+        """As `Network.read`; `passes` in place of the settings'."""
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
-        hidden = self.wrapped.norm(self._pass(e, batch, passes or self.config.score_passes))
-        return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
+        return self.wrapped.norm(self._pass(e, batch, passes or self.config.score_passes))
 
     def _drawn(self, batch: Batch) -> int:
         """K of this step: nothing but its key decides."""
@@ -378,9 +376,10 @@ class ContextReadySession:
         self.ready, self.carry = self.inner.ready, self.carry.clone()
         self.state = (self.carry,)
 
-    def fork(self) -> "ContextReadySession":
+    def fork(self, rows: Tensor | None = None) -> "ContextReadySession":
+        carry = self.carry if rows is None or self.carry is None else self.carry[rows.to(self.carry.device)]
         other = ContextReadySession(self.network, self.inner.rows)
-        other.inner, other.carry, other.passes = self.inner.fork(), self.carry, self.passes
+        other.inner, other.carry, other.passes = self.inner.fork(rows), carry, self.passes
         return other
 
     @property

@@ -297,10 +297,11 @@ class DecoderSession:
         starts = (self.pads[:, None] - (self.columns - end)).clamp(0, end)
         return self.network.span(starts, torch.arange(end - queries, end))
 
-    def fork(self) -> Self:
-        other = type(self)(self.network, self.rows)
-        other.caches = [cache.fork() for cache in self.caches]
-        other.columns, other.pads = self.columns, self.pads
+    def fork(self, rows: Tensor | None = None) -> Self:
+        pads = self.pads if rows is None else self.pads[rows.cpu()]
+        other = type(self)(self.network, len(pads))
+        other.caches = [cache.fork(rows) for cache in self.caches]
+        other.columns, other.pads = self.columns, pads
         return other
 
     @property

@@ -7,7 +7,8 @@ what is asked of it: an objective may hand it other embeddings, and asks for a l
     hidden, extra = network(x, batch)              B T C -> B T C, and named extra loss sums
     loss, sums = network.nll(hidden, targets)      the head, in chunks: all logits never exist at once
 
-Beside these: `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and recompute.
+Beside these: `read` and `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and
+recompute.
 `tandem.testing` holds every registered network to the contract; docs/adding_a_method.md walks through one.
 
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
@@ -40,8 +41,8 @@ class Session(Protocol):
         """Appends tokens (B,), or several a row (B, n); logits (B, V) of what follows."""
         ...
 
-    def fork(self) -> "Session":
-        """An independent continuation of the same texts."""
+    def fork(self, rows: Tensor | None = None) -> "Session":
+        """An independent continuation of the same texts, or of those in `rows` (N,), in that order and so often."""
         ...
 
     @property
@@ -185,9 +186,14 @@ class Network(nn.Module):
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
         return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
 
-    def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """-log p of every asked target, nats, (B, T), 0 elsewhere; `x` in place of the tokens' embeddings."""
+    def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """Hidden states (B, T, C) with which scores are made; `x` in place of the tokens' embeddings."""
         hidden, _ = self(self.embed(batch.tokens) if x is None else x, batch)
+        return hidden
+
+    def score(self, batch: Batch, x: Tensor | None = None, **how: Any) -> Tensor:
+        """-log p of every asked target, nats, (B, T), 0 elsewhere; all but the targets decides `read`."""
+        hidden = self.read(batch, x, **how)
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]

@@ -301,9 +301,9 @@ class StreamSession(DecoderSession):
             spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
         return Reading(self.network, tuple(spans), keys, device, backend)
 
-    def fork(self) -> Self:
-        other = super().fork()
-        other.rings = [ring.fork() for ring in self.rings]
+    def fork(self, rows: Tensor | None = None) -> Self:
+        other = super().fork(rows)
+        other.rings = [ring.fork(rows) for ring in self.rings]
         return other
 
     @property

@@ -50,12 +50,16 @@ class Cache:
         """Bytes of those entries; storage reserved ahead is not counted."""
         return 0 if self.kv is None else self._held(self.kv).nbytes
 
-    def fork(self, entries: int | None = None) -> "Cache":
-        """An independent continuation, also of the first `entries` alone; storage is shared until its first append,
-        which copies what is held."""
+    def fork(self, rows: Tensor | None = None, entries: int | None = None) -> "Cache":
+        """An independent continuation of all rows, or of those in `rows`, (N,), with the first `entries` alone if given.
+
+        Of all rows, storage is shared until the first append, which copies what is held.
+        """
         if self.kv is None:
             return Cache(self.window)
         held = self._held(self.kv)[:, :, :, :entries]
+        if rows is not None:
+            held = held[:, rows.to(held.device)]
         return Cache(self.window, held, 0, held.shape[3])
 
     def _held(self, kv: Tensor) -> Tensor:

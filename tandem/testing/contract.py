@@ -28,6 +28,7 @@ from tandem.recipe import registered
 from tandem.testing.cases import (
     CONTEXT,
     EOS,
+    VOCABULARY,
     Case,
     asked,
     document,
@@ -114,6 +115,14 @@ def check_rows(case: Case) -> None:
         assert not nll[row, len(alone) :].any(), "padding has a score"
 
 
+def check_reading(case: Case) -> None:
+    """What `read` gives is what scores are made of: with the head, the logits of every position."""
+    network, text = case.build(), document(20, 1)
+    tokens = torch.tensor([text])
+    logits = network.read(Batch(tokens, tokens, torch.zeros_like(tokens)))[0] @ network.head.T
+    close(logits.log_softmax(-1), log_probabilities(network, text), EXACT, "logits against scores")
+
+
 def check_probabilities(case: Case) -> None:
     """Ids of the vocabulary, and boundaries where a network predicts them, share all the probability."""
     network, text = case.build(), document(20, 1)
@@ -172,6 +181,20 @@ def check_fork(case: Case) -> None:
             logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
             expected = torch.stack([full[n][row][len(prompt) + step] for row, prompt in enumerate(prompts)])
             close(logits, expected, FLOAT, f"fork {n}, {step + 1} tokens after the fork")
+
+
+def check_fork_of_rows(case: Case) -> None:
+    """A fork of some rows, in another order or several times, goes on with their texts."""
+    network, rows = case.build(), [2, 0, 0, 1]
+    prompts, more = [document(n, n)[:-1] for n in (14, 6, 9)], [document(9, 10 + row) for row in range(4)]
+    full = [log_probabilities(network, prompts[row] + rest) for row, rest in zip(rows, more, strict=True)]
+    session = network.session(3)
+    session.prefill(prompts)
+    other = session.fork(torch.tensor(rows))
+    for step in range(8):
+        logits = other.step(torch.tensor([rest[step] for rest in more])).log_softmax(-1).double()
+        expected = torch.stack([full[n][len(prompts[row]) + step] for n, row in enumerate(rows)])
+        close(logits, expected, FLOAT, f"rows {rows}, {step + 1} tokens after the fork")
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

@@ -168,7 +168,8 @@ def restore(path: Path, network: nn.Module, optimiser: Stateful | None = None, r
         _require_same(path, "weights of this network", NETWORK, index, wanted)
         state: dict[str, Any] = {}
         if optimiser is not None:
-            _prime(network, optimiser)
+            if any(name.startswith(OPTIMISER) for name in index.state_dict_metadata):  # none before the first step
+                _prime(network, optimiser)
             state = optimiser.state_dict()
             wanted = _tensors(network, state)
             _require_same(path, "state of this optimiser", OPTIMISER, index, wanted)

@@ -6,7 +6,6 @@ import torch
 from safetensors import safe_open
 
 from tandem import __version__
-from tandem.corpus import Tokenizer
 from tandem.export.weights import export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
@@ -15,11 +14,6 @@ from tandem.recipe import UserError
 
 RECIPE = {"seed": 3, "network": {"name": "decoder"}, "corpus": {"texts": "${DATA}/wiki.txt"}}
 SETTINGS = [{}, {"positions": "learned", "norm": "layer", "bias": True}, {"tied": False, "qk_norm": True, "window": 9}]
-
-
-@pytest.fixture
-def tokenizer():
-    return Tokenizer.train(["the cat sat on the mat, naïve café 東京 " * 20], 300)
 
 
 def network_of(tokenizer, **settings):
@@ -66,7 +60,7 @@ def test_a_file_that_is_absent_or_cut_short_is_named(name, tokenizer, tmp_path):
     with pytest.raises(UserError, match=name):
         load_exported(tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match=f"{name}: no such file; an exported network has"):
+    with pytest.raises(UserError, match=f"{name}: no such file; the folder of a model has"):
         load_exported(tmp_path)
 
 

@@ -10,7 +10,7 @@ BUGS = {
         ("a document hears from the one before", "documents",
          "h = h.masked_fill(first, 0)", "h = h.masked_fill(torch.zeros_like(first), 0)"),
         ("a fork forgets what is carried", "fork",
-         "self.inner.fork(), self.carry, self.passes", "self.inner.fork(), None, self.passes"),
+         "self.inner.fork(rows), carry, self.passes", "self.inner.fork(rows), None, self.passes"),
         ("training pays for a correction too many", "flops",
          "(K - 1 if c.unroll", "(K if c.unroll"),
         ("the carried vector costs nothing", "cache",

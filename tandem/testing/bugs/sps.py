@@ -29,7 +29,7 @@ BUGS = {
         ("pads are read by both streams", "unequal_prompts",
          "(self.pads[:, None] - first)", "(0 * self.pads[:, None] - first)"),
         ("a fork shares its rings", "fork",
-         "[ring.fork() for ring in self.rings]", "self.rings"),
+         "[ring.fork(rows) for ring in self.rings]", "self.rings"),
         ("the restricted state is not", PARITY,
          "other.state_window = window", "other.state_window = None"),
         ("the last block is counted whole", "flops",

@@ -1,0 +1,36 @@
+"""A decoder that others trained, as a run: to be judged, converted, gone on with and compared like any other.
+
+Its recipe is the given one, with the network and the tokenizer of the folder; its weights are the checkpoint of step 0.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tandem.comparison.pretrain import built
+from tandem.export.foreign import load_foreign
+from tandem.recipe import Recipe, UserError, load, registered
+from tandem.training import checkpoint
+from tandem.training.folder import RunFolder
+from tandem.training.parallel import ALONE
+
+
+def import_run(source: Path, reference: str, overrides: Sequence[str], path: Callable[[Recipe], Path]) -> str:
+    """Makes the run `path(recipe)` of the decoder in `source`, trained by no step yet; says where it lies.
+
+    Raises: UserError as `load_foreign` and `load` do, and where there is a run already.
+    """
+    network, _ = load_foreign(source)
+    name = next(name for name, cls in registered("network").items() if cls is type(network))
+    options = {"name": name, **network.config.model_dump(mode="json")}
+    given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
+    tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()))}", "corpus.vocabulary=null"]
+    recipe = load(reference, [*given, *tokenizer, *overrides])
+    target = path(recipe)
+    if target.exists():
+        raise UserError(f"{target}: exists already; give the run another name with --run")
+    run = built(recipe, None, None, ALONE)  # what can be refused is refused before a folder is made
+    run.network.start_from(network)
+    with RunFolder.start(target, recipe.to_yaml()) as folder:
+        saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)
+    return f"{saved}: {network.cost().total_parameters:,} parameters of {source}"

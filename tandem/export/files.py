@@ -1,0 +1,58 @@
+"""The files of a model in a folder, read with one clear message for what is absent, broken or not meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tandem.corpus import Tokenizer
+from tandem.recipe import UserError
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
+"""Of weights in several files: the file of each, by name."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises: UserError where there is none, or one that is no JSON object."""
+    return _object(found(folder / CONFIG))
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(found(folder / TOKENIZER))
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Tensors by name, of one file or of all that an index names."""
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        try:
+            names = sorted({str(name) for name in _object(folder / INDEX)["weight_map"].values()})
+        except (KeyError, AttributeError) as error:
+            raise UserError(f"{folder / INDEX}: damaged: no weight_map") from error
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            weights |= load_file(found(folder / name))
+        except SafetensorError as error:
+            raise UserError(f"{folder / name}: damaged, or no safetensors: {error}") from error
+    return weights
+
+
+def found(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; the folder of a model has {WEIGHTS}, {CONFIG} and {TOKENIZER}")
+    return path
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: damaged, or not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise UserError(f"{path}: not a mapping of settings")
+    return read

@@ -1,0 +1,162 @@
+"""Decoders that others trained, read from their folders: Llama and Qwen3, as `transformers` keeps them.
+
+    decoder, tokenizer = load_foreign(Path("Qwen3-0.6B"))
+
+Both are the house's decoder at other settings: rotary pairs by halves, the same SwiGLU and RMSNorm, for Qwen3 norms of
+queries and keys. What differs is how matrices are stacked.
+
+    q_proj, k_proj, v_proj  ->  qkv            gate_proj, up_proj  ->  mlp.up
+
+What the decoder can not be (scaled rotary positions, sliding windows, biases, quantised weights) is refused by name.
+The ids that have a probability are those of the tokenizer; rows of the table beyond these have no text, and are left.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from tandem.corpus import Tokenizer
+from tandem.export.files import CONFIG, TOKENIZER, read_config, read_tokenizer, read_weights
+from tandem.networks.decoder import Decoder
+from tandem.networks.network import padded
+from tandem.recipe import UserError
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {"LlamaForCausalLM": {}, "Qwen3ForCausalLM": {"qk_norm": True}}
+"""Name in config.json -> settings that it implies."""
+
+
+def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
+    """The decoder, on the CPU in float32, and its tokenizer.
+
+    Raises: UserError naming the file that is absent or broken, and every setting that the decoder can not take.
+    """
+    described = read_config(folder)
+    config = _settings(described, folder / CONFIG)
+    tokenizer = read_tokenizer(folder)
+    rows, context = (_count(described, key, folder / CONFIG) for key in ("vocab_size", "max_position_embeddings"))
+    if tokenizer.vocabulary > rows:
+        raise UserError(
+            f"{folder / TOKENIZER}: {tokenizer.vocabulary:,} ids, its document end {tokenizer.end} included, but the "
+            f"model's table has {rows:,}: not the tokenizer of this model"
+        )
+    network = Decoder(config, tokenizer.vocabulary, context)
+    _fill(network, read_weights(folder), folder)
+    return network, tokenizer
+
+
+def _count(described: dict[str, Any], key: str, path: Path) -> int:
+    value = described.get(key)
+    if not isinstance(value, int):
+        raise UserError(f"{path}: {key} = {value}: must be a whole number")
+    return value
+
+
+def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
+    """The decoder's settings. Raises: UserError with a line for each that it has not."""
+    if refused := list(_refused(described)):
+        raise UserError("\n".join(f"{path}: {reason}" for reason in refused))
+    (architecture,) = described["architectures"]
+    try:
+        return Decoder.Config(
+            width=described["hidden_size"],
+            heads=described["num_attention_heads"],
+            key_heads=described.get("num_key_value_heads") or described["num_attention_heads"],
+            head_width=described.get("head_dim") or described["hidden_size"] // described["num_attention_heads"],
+            depth=described["num_hidden_layers"],
+            mlp_width=described["intermediate_size"],
+            norm_eps=float(described["rms_norm_eps"]),
+            positions="halves",
+            rope_base=float(_rotary(described).get("rope_theta", 10_000)),
+            tied=bool(described.get("tie_word_embeddings", False)),
+            **ARCHITECTURES[architecture],
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: {error.args[0]} is missing") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = f"{first['loc'][0]} = {first['input']!r}: " if first["loc"] else ""
+        raise UserError(f"{path}: {key}{first['msg']}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the settings of a decoder: {error}") from error
+
+
+def _refused(described: dict[str, Any]) -> Iterator[str]:
+    """Why these are no settings of the decoder."""
+    names = described.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+        yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
+        return
+    rotary = _rotary(described)
+    kind = rotary.get("rope_type", rotary.get("type"))
+    turned = rotary.get("partial_rotary_factor", described.get("partial_rotary_factor"))
+    wide, biased = "layers read all tokens of a document", "this decoder has biases everywhere or nowhere"
+    checks: list[tuple[str, Any, bool, str]] = [
+        ("rope_type", kind, kind in (None, "default"), "rotary positions are not scaled here"),
+        ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
+        ("hidden_act", act := described.get("hidden_act", "silu"), act == "silu", "the MLP is swiglu"),
+        ("layer_types", layers := described.get("layer_types") or [], {*layers} <= {"full_attention"}, wide),
+    ]
+    unknown = {"use_sliding_window": wide, "attention_bias": biased, "mlp_bias": biased}
+    unknown["quantization_config"] = "weights have to be numbers, not codes"
+    checks += [(key, described.get(key), not described.get(key), why) for key, why in unknown.items()]
+    yield from (f"{key} = {value}: {why}" for key, value, is_fine, why in checks if not is_fine)
+
+
+def _rotary(described: dict[str, Any]) -> dict[str, Any]:
+    """Of files written before and after transformers 5."""
+    base = {"rope_theta": described["rope_theta"]} if "rope_theta" in described else {}
+    return base | (described.get("rope_scaling") or {}) | (described.get("rope_parameters") or {})
+
+
+def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
+    """Puts `weights` into the network; every one has to have its place."""
+    missing: list[str] = []
+
+    def take(*names: str) -> Tensor:
+        missing.extend(name for name in names if name not in weights)
+        return torch.cat([weights.pop(name).float() for name in names]) if not missing else torch.empty(0)
+
+    if network.config.tied:
+        weights.pop("lm_head.weight", None)
+    state = {}
+    for name, theirs in _places(network):
+        state[name] = take(*theirs)
+        if name in ("table.weight", "output.weight") and state[name].ndim == 2:
+            state[name] = _rows(state[name], padded(network.vocabulary))
+    left = [name for name in weights if not name.endswith("rotary_emb.inv_freq")]
+    if missing or left:
+        told = [f"{', '.join(names[:3])} {what}" for what, names in (("missing", missing), ("unknown", left)) if names]
+        raise UserError(f"{folder}: weights are not those of {CONFIG}: {'; '.join(told)}")
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{folder}: weights are not those of {CONFIG}: {error}") from error
+
+
+def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:
+    """(name of a parameter here, names there of what is stacked in it)."""
+    yield "table.weight", ["model.embed_tokens.weight"]
+    for layer in range(network.config.depth):
+        own: Callable[[str], str] = f"stack.{layer}.{{}}.weight".format
+        their: Callable[[str], str] = f"model.layers.{layer}.{{}}.weight".format
+        yield own("norm_attention"), [their("input_layernorm")]
+        yield own("qkv"), [their(f"self_attn.{part}_proj") for part in "qkv"]
+        if network.config.qk_norm:
+            yield own("norm_q"), [their("self_attn.q_norm")]
+            yield own("norm_k"), [their("self_attn.k_norm")]
+        yield own("output"), [their("self_attn.o_proj")]
+        yield own("norm_mlp"), [their("post_attention_layernorm")]
+        yield own("mlp.up"), [their("mlp.gate_proj"), their("mlp.up_proj")]
+        yield own("mlp.down"), [their("mlp.down_proj")]
+    yield "norm.weight", ["model.norm.weight"]
+    if not network.config.tied:
+        yield "output.weight", ["lm_head.weight"]
+
+
+def _rows(table: Tensor, rows: int) -> Tensor:
+    """Cut, or filled up with zeros."""
+    return torch.nn.functional.pad(table[:rows], (0, 0, 0, max(0, rows - len(table))))

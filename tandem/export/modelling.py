@@ -1,0 +1,141 @@
+"""A network of Tandem as a model of `transformers`: logits, and `generate` on the network's own session as its cache.
+
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    model(input_ids, attention_mask).logits                        (B, T, V) float32
+    model.generate(**tokenizer(["Once", "The"], padding=True, return_tensors="pt"), num_beams=4)
+
+A row is one text, with padding on one side or both. Written to be exported (export/bundle.py); in the folder of a
+model it stands beside the source of the network, and nothing of Tandem has to be installed.
+
+Shapes: B rows, T tokens, C width, V ids of the vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tandem.corpus import IGNORE, Batch
+from tandem.networks.network import Session
+from tandem.recipe import registered
+
+
+class TandemConfig(PretrainedConfig):
+    """`network`: name and settings, all of them; `vocabulary` and `context`: what it was trained with."""
+
+    model_type = "tandem"
+    has_no_defaults_at_init = True
+
+
+class SessionCache:
+    """A session of the network, where `generate` expects a cache."""
+
+    is_compileable = False
+
+    def __init__(self, session: Session):
+        self.session, self.columns = session, 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of a row so far, padding included."""
+        return self.columns
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row b goes on with what row beam_idx[b] has read."""
+        self.session = self.session.fork(beam_idx)
+
+
+class TandemForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = TandemConfig
+    base_model_prefix = "network"
+    _is_stateful = True
+    """What a session has read can not be taken back, as assisted generation would."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        settings = dict(config.network)
+        cls: Any = registered("network")[settings.pop("name")]
+        self.network = cls(cls.Config(**settings), config.vocabulary, config.context)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Modules draw their own weights as they are built."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: SessionCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits of what follows each token, or of the last `logits_to_keep` alone; 0 at padding.
+
+        Args:
+            attention_mask: (B, T), 1 at text and 0 at padding; of rows that go on, of all tokens so far.
+            past_key_values: what an earlier call with `use_cache` gave; it goes on with `input_ids`, and is changed.
+            labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token.
+        Raises: ValueError for a mask with holes, and for more tokens than the network has positions for.
+        """
+        cache = past_key_values
+        if cache is None and not use_cache:
+            logits = self._read(input_ids, _mask(input_ids, attention_mask), logits_to_keep)
+        elif cache is None:
+            cache, logits = self._begin(input_ids, _mask(input_ids, attention_mask), logits_to_keep)
+        else:
+            logits = self._go_on(cache, input_ids, attention_mask, logits_to_keep)
+        loss = None
+        if labels is not None:
+            asked = labels[:, 1:].flatten()
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked, ignore_index=IGNORE)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
+
+    def _read(self, tokens: Tensor, mask: Tensor, keep: int) -> Tensor:
+        """All texts at once, moved to the start of their rows and back: what then stands after a text is not seen."""
+        T, longest = tokens.shape[1], self.network.longest
+        if longest is not None and longest < T:
+            raise ValueError(f"input_ids: {T} tokens a row; this network has learned positions for {longest}")
+        first, columns = mask.int().argmax(1, keepdim=True), torch.arange(T, device=tokens.device)
+        moved = tokens.gather(1, (columns + first).clamp_max(T - 1))
+        hidden = self.network.read(Batch(moved, moved, torch.zeros_like(moved, device="cpu")))
+        back = (columns - first).clamp_min(0)[:, -keep:]
+        hidden = hidden.gather(1, back[..., None].expand(-1, -1, hidden.shape[-1]))
+        return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, -keep:, None], 0)
+
+    def _begin(self, tokens: Tensor, mask: Tensor, keep: int) -> tuple[SessionCache, Tensor]:
+        cache = SessionCache(self.network.session(len(tokens)))
+        texts = [row[shown].tolist() for row, shown in zip(tokens, mask, strict=True)]
+        logits = self._probable(cache.session.prefill(texts))[:, None]
+        cache.columns = tokens.shape[1]
+        return cache, logits if keep == 1 else self._read(tokens, mask, keep)
+
+    def _go_on(self, cache: SessionCache, tokens: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+        if mask is not None and not mask[:, -tokens.shape[1] :].all():
+            raise ValueError("attention_mask: after the first call of a text there can be no padding")
+        cache.columns += tokens.shape[1]
+        pieces = (tokens,) if keep == 1 else tokens.split(1, dim=1)
+        logits = torch.stack([self._probable(cache.session.step(piece)) for piece in pieces], dim=1)
+        return logits[:, -keep:]
+
+    def _probable(self, logits: Tensor) -> Tensor:
+        """Of the ids of the vocabulary: spare rows of a table are no text."""
+        return logits[..., : self.config.vocabulary].float()
+
+
+def _mask(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, T) bool: True where a row's one text is."""
+    if mask is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    shown = mask.bool()
+    begins = shown & ~F.pad(shown, (1, 0))[:, :-1]
+    if shown.shape != tokens.shape or (begins.sum(1) != 1).any():
+        raise ValueError("attention_mask: a row has to be one text, with padding before or after it")
+    return shown

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from tandem.cli import main
+from tandem.comparison.trained import open_model, open_trained
+from tandem.corpus import Tokenizer
+from tandem.export.weights import load_exported
+
+SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
+
+
+def tandem(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder as transformers would write it, of a decoder of one layer."""
+    folder, V, C, F = tmp_path_factory.mktemp("llama"), 300, 16, 24
+    Tokenizer.train(["the cat sees a small dog and sleeps " * 20], V).to_file(folder / "tokenizer.json")
+    sizes = {"architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": C, "intermediate_size": F}
+    depth = {"num_hidden_layers": 1, "num_attention_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(sizes | depth))
+    shapes = {f"self_attn.{part}_proj": (C, C) for part in "qkvo"}
+    shapes |= {"mlp.gate_proj": (F, C), "mlp.up_proj": (F, C), "mlp.down_proj": (C, F)}
+    shapes |= {"input_layernorm": (C,), "post_attention_layernorm": (C,)}
+    names = {f"model.layers.0.{name}.weight": shape for name, shape in shapes.items()}
+    names |= {"model.embed_tokens.weight": (V, C), "lm_head.weight": (V, C), "model.norm.weight": (C,)}
+    torch.manual_seed(0)
+    save_file({name: torch.randn(shape) / 4 for name, shape in names.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(llama, small_corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    done = tandem("import", llama, "decoder/tiny", *SMALL, *small_corpus[::3], *small_corpus[2:3], "--runs", runs)
+    assert done.exit_code == 0, done.output
+    return next(runs.iterdir())
+
+
+def test_an_imported_decoder_is_a_run_that_is_judged_and_exported(llama, run, tmp_path):
+    network, tokenizer = load_exported(llama)
+    opened = open_trained(run)
+    state = opened.network.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert opened.corpus.tokenizer.hash == tokenizer.hash
+    assert "step 0 of 4" in tandem("evaluate", run, "--documents", 3).output
+    done = tandem("export", run, tmp_path / "out")
+    assert done.exit_code == 0 and "modeling_tandem.py" in done.output
+    again, _ = open_model(tmp_path / "out")
+    assert again.config == network.config
+
+
+def test_it_can_be_converted_gone_on_with_and_started_from(run):
+    done = tandem("convert", run, "--run", "ready", "--runs", run.parent)
+    assert done.exit_code == 0, done.output
+    tuned = tandem("train", run / "recipe.yaml", f"start.run={run}", "--run", "tuned", "--runs", run.parent)
+    assert tuned.exit_code == 0, tuned.output
+    alone = tandem("train", run / "recipe.yaml", "--run", run.name, "--runs", run.parent)
+    assert alone.exit_code == 0, alone.output
+    losses = [
+        [
+            json.loads(line)["terms"]
+            for line in (path / "metrics.jsonl").read_text().splitlines()
+            if '"step"' in line[:20]
+        ]
+        for path in (run, run.parent / "tuned")
+    ]
+    assert losses[0] and losses[0] == losses[1]  # from step 0 of one as from the weights of the other
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda folder: (folder / "tokenizer.json").unlink(),
+            "tokenizer.json: no such file; the folder of a model has",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json: damaged, or not JSON"),
+        (lambda folder: (folder / "config.json").write_text('{"architectures": ["T5Model"]}'), "T5Model"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"nothing"), "model.safetensors: damaged"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_one_message(spoil, words, llama, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in llama.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    spoil(folder)
+    for arguments in (("generate", folder, "the"), ("import", folder, "decoder/tiny", "--runs", tmp_path / "runs")):
+        done = tandem(*arguments)
+        assert done.exit_code == 2 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_not_written_over(llama, run):
+    done = tandem("import", llama, "decoder/tiny", "--run", run.name, "--runs", run.parent)
+    assert done.exit_code == 2 and "exists already" in done.stderr

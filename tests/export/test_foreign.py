@@ -1,0 +1,120 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tandem.corpus import Batch, Tokenizer
+from tandem.export.weights import load_exported
+from tandem.recipe import UserError
+
+NAMES = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
+
+
+@pytest.fixture
+def llama(foreign, tmp_path):
+    return shutil.copytree(foreign["llama"][0], tmp_path / "llama")
+
+
+def rewrite(path, **changes):
+    described = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in described.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(name, foreign, tokenizer):
+    folder, model = foreign[name]
+    network, its_tokenizer = load_exported(folder)
+    V = network.vocabulary
+    assert its_tokenizer.hash == tokenizer.hash
+    assert (V, network.context, network.config.tied) == (tokenizer.vocabulary, 64, name.endswith("tied"))
+    ids = torch.randint(0, V, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model(ids).logits[..., :V]
+        found = network.read(Batch(ids, ids, torch.zeros_like(ids))) @ network.head.T
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.1
+
+
+def test_weights_in_several_files_and_of_half_the_precision_are_read(llama):
+    whole, _ = load_exported(llama)
+    weights = {name: value.bfloat16() for name, value in load_file(llama / "model.safetensors").items()}
+    (llama / "model.safetensors").unlink()
+    place = {name: f"model-{1 + n % 2}-of-2.safetensors" for n, name in enumerate(weights)}
+    for file in set(place.values()):
+        save_file({name: value for name, value in weights.items() if place[name] == file}, llama / file)
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+    network, _ = load_exported(llama)
+    for name, value in network.state_dict().items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-2, atol=1e-2)
+    (llama / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-2-of-2\.safetensors: no such file"):
+        load_exported(llama)
+    (llama / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UserError, match=r"index\.json: damaged"):
+        load_exported(llama)
+
+
+def test_settings_of_files_before_transformers_5_are_read(llama):
+    network, _ = load_exported(llama)
+    rewrite(llama / "config.json", rope_parameters="absent", rope_theta=500.0, rope_scaling=None, head_dim="absent")
+    assert load_exported(llama)[0].config == network.config
+    assert network.config.rope_base == 500.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"architectures": ["Qwen2ForCausalLM"]},
+            "architectures = .*Qwen2.*only LlamaForCausalLM and Qwen3",
+        ),
+        ({"architectures": "absent"}, "architectures = None"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
+        ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"attention_bias": True, "mlp_bias": True}, "(?s)attention_bias = True.*\n.*mlp_bias = True"),
+        ({"use_sliding_window": True}, "use_sliding_window = True: layers read all tokens"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = .*sliding"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu: the MLP is swiglu"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"vocab_size": "absent"}, "vocab_size = None: must be"),
+        ({"num_key_value_heads": 3}, r"config\.json: .*key_heads 3 does not divide heads 4"),
+        ({"hidden_size": "wide"}, r"config\.json: width = 'wide'"),
+        ({"intermediate_size": 64}, r"(?s)weights are not those of config\.json: .*size mismatch for stack.0.mlp"),
+        ({"num_hidden_layers": 3}, "missing.*model.layers.2|model.layers.2.*missing"),
+        ({"num_hidden_layers": 1}, "model.layers.1.* unknown"),
+        ({"tie_word_embeddings": True, "architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
+    ],
+)
+def test_what_the_decoder_can_not_be_is_refused(changes, words, llama):
+    rewrite(llama / "config.json", **changes)
+    with pytest.raises(UserError, match=words):
+        load_exported(llama)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_that_is_absent_or_cut_short_is_named(name, llama):
+    (llama / name).write_bytes((llama / name).read_bytes()[:-40])
+    with pytest.raises(UserError, match=name):
+        load_exported(llama)
+    (llama / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: no such file"):
+        load_exported(llama)
+
+
+def test_a_tokenizer_of_another_model_is_refused(llama):
+    Tokenizer.train(["a cat, a dog, a mouse; the house of the mouse " * 20], 400).to_file(llama / "tokenizer.json")
+    rewrite(llama / "config.json", vocab_size=259)
+    with pytest.raises(UserError, match=r"tokenizer\.json: .* its document end .* the model's table has 259"):
+        load_exported(llama)
+
+
+def test_rows_that_no_text_needs_do_not_come_along(foreign, tokenizer):
+    network, _ = load_exported(foreign["llama"][0])
+    rows = network.table.weight
+    assert len(rows) == 320 and network.head.shape[0] == tokenizer.vocabulary < 300
