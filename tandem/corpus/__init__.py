@@ -8,12 +8,14 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
+from tandem.corpus.corruption import CorruptedRows, Corruption, start_of_generation
 from tandem.corpus.order import SUBSET, Order, shuffled
+from tandem.corpus.prefixes import PrefixRows, divided, prompt_blocks, suffix_windows
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
-from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, rows_of, scoring_rows
 
 __all__ = [
     "IGNORE",
@@ -21,19 +23,27 @@ __all__ = [
     "BagRows",
     "Batch",
     "Corpus",
+    "CorruptedRows",
+    "Corruption",
     "FoldedRows",
     "Order",
     "PackedRows",
+    "PrefixRows",
     "ScoringBatch",
     "Segmentation",
     "Sentences",
     "Store",
     "Tokenizer",
     "View",
+    "divided",
     "load_tokenizer",
     "prepare",
     "prepare_texts",
+    "prompt_blocks",
+    "rows_of",
     "scoring_rows",
     "segment",
     "shuffled",
+    "start_of_generation",
+    "suffix_windows",
 ]

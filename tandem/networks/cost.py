@@ -20,6 +20,10 @@ class Cost:
     keys: keys read by the queries at index n.  cache: numbers kept for decoding after n tokens.
     passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
         blocks in training, all passes together, where these are not `linear`.
+    prefill_linear, prefill_pairs: those of a prompt, where they are not `linear` and `pairs`.
+    held_back: whether a session reads the last token of a prompt as it decodes.
+    divided: of a document of so many tokens of context and so many generated ones, multiply-adds of all blocks and
+        pairs of all queries in training, where context is not read as the rest is.
     """
 
     parameters: dict[str, int]
@@ -31,23 +35,44 @@ class Cost:
     cache: Callable[[int], int]
     passes: float = 1
     training_linear: float | None = None
+    prefill_linear: int | None = None
+    prefill_pairs: Callable[[int], int] | None = None
+    held_back: bool = False
+    divided: Callable[[int, int], tuple[int, int]] | None = None
 
     @property
     def total_parameters(self) -> int:
         return sum(self.parameters.values())
 
-    def training(self, context: int, documents: Sequence[int] | None = None) -> dict[str, int]:
-        """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one)."""
+    def training(
+        self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
+    ) -> dict[str, int]:
+        """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one).
+
+        parts: where only the end of a row is asked for, its tokens before that and from there on; None: all is asked,
+            or, where nothing but an end can be, the second half of each document.
+        """
+        linear = context * (self.linear if self.training_linear is None else self.training_linear)
         pairs = sum(self.pairs(n) for n in documents or [context])
+        if self.divided is not None:
+            halves = [(n // 2, n - n // 2) for n in documents or [context]]
+            linear, pairs = map(sum, zip(*(self.divided(*p) for p in ([parts] if parts else halves)), strict=True))
         return {
-            "linear": round(6 * context * (self.linear if self.training_linear is None else self.training_linear)),
+            "linear": round(6 * linear),
             "attention": round(14 * self.passes * self.pair * pairs),
-            "head": 6 * context * self.head,
+            "head": 6 * self.head * (parts[1] if parts else context),
         }
 
     def prefill(self, n: int) -> int:
         """FLOPs to read a prompt of n tokens, logits left out."""
-        return 2 * self.linear * n + 4 * self.pair * self.pairs(n)
+        linear = self.linear if self.prefill_linear is None else self.prefill_linear
+        return 2 * linear * n + 4 * self.pair * (self.prefill_pairs or self.pairs)(n)
+
+    def first_logits(self, n: int) -> int:
+        """FLOPs from a prompt of n tokens to the logits of what follows it."""
+        if not self.held_back:
+            return self.prefill(n) + 2 * self.head
+        return self.prefill(n - 1) + self.decode(n - 1)
 
     def decode(self, n: int) -> int:
         """FLOPs to read the token at index n and form its logits."""

@@ -93,7 +93,7 @@ class Reader(Protocol):
 class Block(nn.Module):
     """Pre-norm attention and MLP; `kernels`, when set, are the compiled (project, finish, project_apart)."""
 
-    kernels: tuple[Callable, Callable, Callable] | None = None
+    kernels: tuple[Callable, ...] | None = None
 
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
@@ -118,7 +118,7 @@ class Block(nn.Module):
         """
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
-        project, finish, project_apart = compiled or (Block.project, Block.finish, Block.project_apart)
+        project, finish, project_apart = compiled or self.parts()
         if asking is None:
             q, k, v = project(self, x, reader.rotation)
         else:
@@ -130,6 +130,11 @@ class Block(nn.Module):
             return x + self.mlp(self.norm_mlp(x), tell)
         return finish(self, x, y)
 
+    @classmethod
+    def parts(cls) -> tuple[Callable, ...]:
+        """The work between attention, to be compiled."""
+        return cls.project, cls.finish, cls.project_apart
+
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
         H, G = self.heads, self.key_heads
@@ -138,7 +143,7 @@ class Block(nn.Module):
         if self.norm_q is not None and self.norm_k is not None:
             q, k = qk.to(x.dtype).split((H, G), dim=-2)  # float32 also under mixed precision, like every norm
             qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
-        q, k = _turned(qk, rotation, v.dtype).split((H, G), dim=1)
+        q, k = turned(qk, rotation, v.dtype).split((H, G), dim=1)
         return q, k, v.transpose(1, 2)
 
     def project_apart(
@@ -153,7 +158,7 @@ class Block(nn.Module):
         q, (k, v) = q.unflatten(-1, (H, -1)), kv.unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q.to(asking.dtype)), self.norm_k(k.to(asking.dtype))
-        return _turned(q, rotation, v.dtype), _turned(k, rotation, v.dtype), v.transpose(1, 2)
+        return turned(q, rotation, v.dtype), turned(k, rotation, v.dtype), v.transpose(1, 2)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
@@ -165,19 +170,23 @@ class Block(nn.Module):
         return x + self.output(y.transpose(1, 2).flatten(-2))
 
 
-def _turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
+def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
     """Heads (B, T, H, D) turned to their positions, as (B, H, T, D)."""
     if rotation is not None:
         heads = rotate(heads, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
     return heads.transpose(1, 2).to(dtype)
 
 
-def compile_blocks(blocks: list[Block], backend: str) -> None:
-    """Gives all `blocks` the same compiled graphs: parameters are inputs of the graph, not part of it."""
-    functions = (Block.project, Block.finish, Block.project_apart)
-    kernels = tuple(torch.compile(f, fullgraph=True, dynamic=False, backend=backend) for f in functions)
-    for block in blocks:
-        block.kernels = kernels
+def compile_blocks(blocks: list[Block], backend: str, dynamic: bool = False) -> None:
+    """Gives all `blocks` of a kind the same compiled graphs: parameters are inputs of the graph, not part of it.
+
+    `dynamic`: one graph serves rows of any length.
+    """
+    for kind in {type(block) for block in blocks}:
+        kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in kind.parts())
+        for block in blocks:
+            if type(block) is kind:
+                block.kernels = kernels
 
 
 def linear_work(config: BlockConfig) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tandem.networks
 import tandem.objectives  # noqa: F401 - importing both registers all there are
-from tandem.corpus import IGNORE, Batch, Order, PackedRows
+from tandem.corpus import IGNORE, Batch, Order, PackedRows, divided, prompt_blocks
 from tandem.corpus.order import Epoch
 from tandem.networks.network import Network
 from tandem.recipe import registered
@@ -53,6 +53,14 @@ class Case:
                 parameter.data += 0.3 * noise
         return network
 
+    def pack(self, rows: list[list[list[int]]]) -> Batch:
+        """Rows of documents, with all asked of them that this network can be asked: all, or the end of each."""
+        batch = pack(rows)
+        if not self.network.suffixes_only:
+            return batch
+        lengths = torch.tensor([[row.count(start) for start in row] for row in batch.starts.tolist()])
+        return divided(batch, batch.starts + lengths // 3)
+
 
 def cases() -> list[Case]:
     """Every registered network at each of its tiny settings."""
@@ -77,16 +85,17 @@ class Task:
         """The first step of a run over rows of equal length, given as documents, in `parts` micro-batches."""
         packed = PackedRows.__new__(PackedRows)
         packed.order, packed.begin = as_written([text for row in rows for text in row]), 0
-        packed.rows, packed.context = len(rows), sum(map(len, rows[0]))
+        packed.rows, packed.context, packed.seed = len(rows), sum(map(len, rows[0])), 0
         first, *_ = self.objective.phases(packed, steps=2)
         return [first.view.batch(0, part, parts) for part in range(parts)]
 
 
-def tasks(settings: int | None = None) -> list[Task]:
-    """Every registered objective at each of its tiny settings, or at so many of them."""
+def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
+    """Every registered objective that all `networks` take, at each of its tiny settings, or at so many of them."""
     return [
         Task("-".join(filter(None, (name, setting))), cls(config))
         for name, cls in registered("objective").items()
+        if not any(cls.refusal(network) for network in networks)  # type: ignore[attr-defined]
         for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
     ]
 
@@ -97,7 +106,9 @@ class _AsWritten(Order):
     def __init__(self, documents: list[list[int]]):
         lengths = np.array([len(text) for text in documents])
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        self.store = SimpleNamespace(tokens=np.concatenate(documents), lengths=lengths, offsets=offsets)  # type: ignore[assignment]
+        tokens = np.concatenate(documents)
+        known = {"vocabulary": VOCABULARY, "eos": EOS}
+        self.store = SimpleNamespace(tokens=tokens, lengths=lengths, offsets=offsets, **known)  # type: ignore[assignment]
 
     def epoch(self, number: int) -> Epoch:
         return Epoch(np.arange(len(self.store.lengths)), np.cumsum(self.store.lengths))
@@ -144,12 +155,16 @@ def texts() -> list[list[list[int]]]:
     return [[document(n, 10 * r + d) for d, n in enumerate(row)] for r, row in enumerate(ROWS)]
 
 
-def log_probabilities(network: Network, text: list[int]) -> Tensor:
-    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id."""
+def log_probabilities(network: Network, text: list[int], prompt: int | None = None) -> Tensor:
+    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id.
+
+    `prompt`: tokens that a session gets at once; a network that reads in blocks has one boundary there.
+    """
     tokens = torch.tensor([text]).expand(VOCABULARY, -1)
-    targets = torch.arange(VOCABULARY)[:, None].expand_as(tokens)
+    targets, starts = torch.arange(VOCABULARY)[:, None].expand_as(tokens), torch.zeros_like(tokens)
+    blocks = None if prompt is None else prompt_blocks(starts, prompt)
     with torch.no_grad():
-        return -network.score(Batch(tokens, targets, torch.zeros_like(tokens))).T
+        return -network.score(Batch(tokens, targets, starts, blocks=blocks)).T
 
 
 def asked(batch: Batch) -> Iterator[tuple[int, int]]:

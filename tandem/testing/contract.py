@@ -33,7 +33,6 @@ from tandem.testing.cases import (
     asked,
     document,
     log_probabilities,
-    pack,
     tasks,
     texts,
 )
@@ -63,7 +62,7 @@ def same_gradients(actual: Network, expected: Network, what: str, own: Callable[
 
 def check_causality(case: Case) -> None:
     """The gradient of a score with respect to the past of its document is not zero, to all else exactly zero."""
-    network, batch = case.build(), pack(texts())
+    network, batch = case.build(), case.pack(texts())
     x = network.embed(batch.tokens).detach().requires_grad_()
     nll = network.score(batch, x)
     for row, i in asked(batch):
@@ -81,7 +80,7 @@ def check_causality(case: Case) -> None:
 
 def check_future(case: Case) -> None:
     """A changed future changes no score, however large the change."""
-    network, batch = case.build(), pack(texts())
+    network, batch = case.build(), case.pack(texts())
     x = network.embed(batch.tokens).detach()
     nll = network.score(batch).detach()
     for cut in range(1, x.shape[1]):
@@ -93,12 +92,12 @@ def check_future(case: Case) -> None:
 
 def check_documents(case: Case) -> None:
     """A document scores the same wherever it lies in a row, and whatever lies beside it."""
-    network, batch = case.build(), pack(texts())
+    network, batch = case.build(), case.pack(texts())
     nll = network.score(batch)
     for row, documents in enumerate(texts()):
         at = 0
         for text in documents:
-            alone = network.score(pack([[text]]))[0]
+            alone = network.score(case.pack([[text]]))[0]
             close(nll[row, at : at + len(text)], alone, EXACT, f"document at {at} of row {row}, packed against alone")
             at += len(text)
 
@@ -107,10 +106,10 @@ def check_rows(case: Case) -> None:
     """A row scores the same alone, in any place of a batch, and padded to any length."""
     network = case.build()
     rows = [texts()[0], texts()[1], [document(5, 7)], [document(CONTEXT - 1, 8)]]
-    nll = network.score(pack(rows))
-    close(network.score(pack(rows[::-1])), nll.flip(0), EXACT, "rows in reverse")
+    nll = network.score(case.pack(rows))
+    close(network.score(case.pack(rows[::-1])), nll.flip(0), EXACT, "rows in reverse")
     for row, documents in enumerate(rows):
-        alone = network.score(pack([documents]))[0]
+        alone = network.score(case.pack([documents]))[0]
         close(nll[row, : len(alone)], alone, EXACT, f"row {row}, padded in a batch against alone")
         assert not nll[row, len(alone) :].any(), "padding has a score"
 
@@ -118,7 +117,8 @@ def check_rows(case: Case) -> None:
 def check_probabilities(case: Case) -> None:
     """Ids of the vocabulary share all the probability, in scores and in a session."""
     network, text = case.build(), document(20, 1)
-    total = log_probabilities(network, text).exp().sum(-1)
+    begin = 6 if network.suffixes_only else 0
+    total = log_probabilities(network, text, prompt=begin + 1 if begin else None)[begin:].exp().sum(-1)
     close(total, torch.ones_like(total), EXACT, "sum of the probabilities of all ids")
     logits = network.session(1).prefill([text])
     assert logits.shape == (1, VOCABULARY), f"a session's logits have shape {tuple(logits.shape)}"
@@ -131,8 +131,8 @@ def check_probabilities(case: Case) -> None:
 def check_decoding(case: Case) -> None:
     """Prefill and steps, in any pieces, give the logits of one pass over the whole text."""
     network, text = case.build(), document(33, 2)
-    full = log_probabilities(network, text)
     for first, piece in ((1, 1), (1, 7), (12, 1), (12, 7), (26, 7), (33, 1)):
+        full = log_probabilities(network, text, prompt=first)
         session, read = network.session(1), first
         logits = session.prefill([text[:first]])
         while True:
@@ -151,7 +151,7 @@ def check_unequal_prompts(case: Case) -> None:
     prompts, more = [document(n, n)[:-1] for n in (2, 17, 10, 25)], [document(7, n) for n in range(4)]
     session = network.session(4)
     logits = session.prefill(prompts)
-    full = [log_probabilities(network, prompt + rest) for prompt, rest in zip(prompts, more, strict=True)]
+    full = [log_probabilities(network, p + rest, prompt=len(p)) for p, rest in zip(prompts, more, strict=True)]
     for step in range(7):
         for row, prompt in enumerate(prompts):
             what = f"row {row} of a session of prompts of unequal lengths, step {step}"
@@ -166,7 +166,8 @@ def check_fork(case: Case) -> None:
     session.prefill(prompts)
     sessions = [session, session.fork(), session.fork()]
     more = [[document(12, 10 * n + row) for row in range(2)] for n in range(3)]
-    full = [[log_probabilities(network, p + m) for p, m in zip(prompts, rows, strict=True)] for rows in more]
+    full = [[log_probabilities(network, p + m, prompt=len(p)) for p, m in zip(prompts, rows, strict=True)]
+            for rows in more]  # fmt: skip
     for step in range(12):
         for n, session in enumerate(sessions):
             logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
@@ -194,7 +195,7 @@ def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
 
 def check_loss(case: Case) -> None:
     """The loss of a batch is the sum of its scores, gradients included."""
-    by_loss, by_score, batch = case.build(), case.build(), pack(texts())
+    by_loss, by_score, batch = case.build(), case.build(), case.pack(texts())
     hidden, _ = by_loss(by_loss.embed(batch.tokens), batch)
     loss, sums = by_loss.nll(hidden, batch.targets)
     expected = by_score.score(batch).sum()
@@ -211,7 +212,7 @@ def check_degeneracy(case: Case) -> None:
     decoder = Case("decoder", registered("network")["decoder"], plain).build(seed=1)  # type: ignore[arg-type]
     state = {other: value for name, value in network.state_dict().items() if (other := own(name)) is not None}
     decoder.load_state_dict(state)
-    for task in tasks():
+    for task in tasks(case.network, registered("network")["decoder"]):  # type: ignore[arg-type]
         batches = task.batches(texts())
         loss, expected = (backward(net, task.objective, batches) for net in (network, decoder))
         close(loss, expected, EXACT, f"{task}: loss against the plain decoder's")
@@ -221,7 +222,7 @@ def check_degeneracy(case: Case) -> None:
 def check_accumulation(case: Case) -> None:
     """A step cut into micro-batches, with unequal numbers of targets, is the same step."""
     rows = [[document(39, 1)], [document(3, 2)] * 13, [document(n, n) for n in (20, 4, 8, 7)], [[EOS]] * 39]
-    for task in tasks():  # the last row of tokens asks nothing
+    for task in tasks(case.network):  # the last row of tokens asks nothing
         whole, parts = case.build(), case.build()
         loss = backward(whole, task.objective, task.batches(rows))
         cut = task.batches(rows, parts=len(rows))
@@ -241,7 +242,7 @@ def check_compiled(case: Case, backend: str = "aot_eager") -> None:
 
 
 def _same_training(case: Case, change: Callable[[Network], object], what: str) -> None:
-    for task in tasks():
+    for task in tasks(case.network):
         plain, changed, batches = case.build(), case.build(), task.batches(texts())
         change(changed)
         loss = backward(plain, task.objective, batches)
@@ -275,7 +276,7 @@ class _unwritten_memory_is_nan:
 
 def check_gradients(case: Case) -> None:
     """Every parameter receives a gradient, finite and not zero."""
-    for task in tasks():
+    for task in tasks(case.network):
         network = case.build()
         backward(network, task.objective, task.batches(texts()))
         for parameter, value in network.named_parameters():
@@ -285,7 +286,7 @@ def check_gradients(case: Case) -> None:
 
 def check_overfitting(case: Case) -> None:
     """One batch can be learned by heart, as every objective asks for it first."""
-    for task in tasks(settings=1):
+    for task in tasks(case.network, settings=1):
         batches = task.batches([[document(20, 1)], [document(9, 2), document(11, 3)]])
         network, floor = case.fresh(), task.objective.floor(batches[0])
         optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -310,13 +311,14 @@ def check_parameters(case: Case) -> None:
 def check_flops(case: Case) -> None:
     """`cost` counts the products that are run: matrices exactly, attention at least the pairs that are read."""
     network, n = case.fresh(), CONTEXT
-    cost, batch = network.cost(), pack([[document(CONTEXT, 1)]])
+    cost, batch = network.cost(), case.pack([[document(CONTEXT, 1)]])
+    begin = 0 if batch.blocks is None else int(batch.blocks.max())  # of what is asked
 
     def backpropagate() -> None:
         hidden, _ = network(network.embed(batch.tokens), batch)
-        network.nll(hidden, batch.targets)[0].backward()
+        network.nll(hidden[:, begin:], batch.targets[:, begin:])[0].backward()
 
-    expected = cost.training(n)
+    expected = cost.training(n, parts=(begin, n - begin) if begin else None)
     matrices, attention = _flops(backpropagate)
     _equal(matrices, expected["linear"] + expected["head"], "training FLOPs of matrices")
     # PyTorch's math attention keeps its scores: 12 a pair and channel where `cost` counts 14 with their recomputation
@@ -327,7 +329,8 @@ def check_flops(case: Case) -> None:
 
     session = network.session(1)
     matrices, _ = _flops(lambda: session.prefill([document(n - 1, 1)]))
-    _equal(matrices, 2 * cost.linear * (n - 1) + 2 * cost.head, "FLOPs of a prefill and its last position's logits")
+    expected = replace(cost, pair=0).first_logits(n - 1)
+    _equal(matrices, expected, "FLOPs of matrices in a prefill and its last position's logits")
     matrices, attention = _flops(lambda: session.step(torch.tensor([EOS])))
     expected = cost.decode(n - 1)
     _equal(matrices, expected - 4 * cost.pair * cost.keys(n - 1), "FLOPs of matrices in a step")
@@ -365,7 +368,7 @@ def _equal(actual: int, expected: int, what: str) -> None:
 
 def check_export(case: Case) -> None:
     """An exported network comes back bit for bit."""
-    network, batch = case.fresh(), pack(texts())
+    network, batch = case.fresh(), case.pack(texts())
     with tempfile.TemporaryDirectory() as folder:
         save_network(network, Path(folder))
         loaded = load_network(Path(folder))

@@ -188,7 +188,10 @@ class Run:
         pieces = self.recipe.batch.micro_batches
         first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
         key = keyed(self.recipe.seed, f"step/{step}")
-        return [replace(self.view.batch(step, first + piece, parts), key=key) for piece in range(pieces)]
+        batches = [self.view.batch(step, part, parts) for part in range(first, first + pieces)]
+        return [
+            replace(batch, key=key, row=part * len(batch.tokens)) for part, batch in enumerate(batches, start=first)
+        ]
 
     def autocast(self):
         return autocast(self.device.value, self.precision.value)
