@@ -211,7 +211,7 @@ def judge(
     found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
-    return found, {"kind": "likelihood", "step": step, **as_record(found), **spent, **clocks}
+    return found, {"kind": "likelihood", "step": step, **as_record(found, run.recipe), **spent, **clocks}
 
 
 def by_document(found: Likelihood) -> bytes:
@@ -242,13 +242,14 @@ def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:
     began = time.perf_counter()
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
-            found[name] = as_record(scored(run, store, progress=progress))
+            found[name] = as_record(scored(run, store, progress=progress), run.recipe)
     return {"texts": found, "seconds": time.perf_counter() - began}
 
 
-def as_record(found: Likelihood) -> dict[str, Any]:
-    """Sums, and what they divide to."""
+def as_record(found: Likelihood, recipe: Recipe) -> dict[str, Any]:
+    """Sums, what they divide to, and whether only the ends of documents were asked for."""
     return {
+        **({"prefix": True} if recipe.evaluation.prefix else {}),
         "nats_per_token": found.nll,
         "bits_per_byte": found.bits_per_byte,
         "nats": found.nats,
@@ -264,6 +265,7 @@ def noted(note: str, words: str) -> str:
 
 
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
+    text = f"what follows the break points of {text}" if judged.get("prefix") else text
     return (
         f"{judged['nats_per_token']:.3f} nats/token, {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"

@@ -15,7 +15,7 @@ from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
-from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, rows_of, scoring_rows
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, rows_of, scoring_rows, windows
 
 __all__ = [
     "IGNORE",
@@ -46,4 +46,5 @@ __all__ = [
     "shuffled",
     "start_of_generation",
     "suffix_windows",
+    "windows",
 ]
