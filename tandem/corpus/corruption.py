@@ -11,7 +11,7 @@ padded. A document that is its end alone has nothing to cut, and is left out.
 Ids beyond the tokenizer's V are the same for every network: V and V + 1 are the boundaries of sentences, of which
 generation starts with the second; sentinels follow. No text contains them, so no score counts them.
 
-Source: T5 (Raffel et al. 2020), whose rule `exact` is; `poisson` is that of Block-Based Double Decoders, authors' code.
+Source: T5 (Raffel et al. 2020), whose rule `exact` is but for the ends; `poisson` is that of Block-Based Double Decoders, authors' code.
 Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T tokens of a row.
 """
 
@@ -60,11 +60,15 @@ class Corruption:
 
 
 def _exact(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
-    """m tokens in k pieces with something left between them, and before the first."""
+    """m tokens in k pieces with something left between them.
+
+    T5 splits the rest into k gaps, one before each piece, so that a text always ends in a piece, and a short one has no
+    other. Here there are k + 1, of which the first and the last may be empty.
+    """
     left = int(ordinary.sum()) - m
-    k = max(1, min(k, m, left))
-    pieces, gaps = _parts(m, k, generator), _parts(left, k, generator) if left else np.zeros(1, np.int64)
-    is_cut = np.repeat(np.tile([False, True], k), np.stack((gaps, pieces), axis=1).ravel())
+    k = min(k, m, left + 1)
+    pieces, gaps = _parts(m, k, generator), _parts(left + 2, k + 1, generator) - np.eye(k + 1, dtype=int)[[0, k]].sum(0)
+    is_cut = np.repeat(np.arange(2 * k + 1) % 2 == 1, np.r_[np.stack((gaps[:k], pieces), axis=1).ravel(), gaps[k]])
     found = np.zeros(len(ordinary), bool)
     found[ordinary] = is_cut
     return found
@@ -77,13 +81,13 @@ def _parts(total: int, parts: int, generator: np.random.Generator) -> np.ndarray
 
 
 def _poisson(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
-    """Pieces of Poisson lengths from k places, until m tokens are cut; pieces that touch become one."""
-    found = np.zeros(len(ordinary), bool)
+    """Pieces of Poisson lengths from k places, of m tokens in all; where two overlap, tokens count twice."""
+    found, spent = np.zeros(len(ordinary), bool), 0
     for start in np.sort(generator.choice(np.flatnonzero(ordinary), size=k, replace=False)):
         for place in range(start, start + max(1, generator.poisson(mean))):
-            if place == len(ordinary) or not ordinary[place] or found.sum() == m:
+            if place == len(ordinary) or not ordinary[place] or spent == m:
                 break
-            found[place] = True
+            found[place], spent = True, spent + 1
     return found
 
 

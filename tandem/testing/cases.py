@@ -83,10 +83,7 @@ class Task:
 
     def batches(self, rows: list[list[list[int]]], parts: int = 1) -> list[Batch]:
         """The first step of a run over rows of equal length, given as documents, in `parts` micro-batches."""
-        packed = PackedRows.__new__(PackedRows)
-        packed.order, packed.begin = as_written([text for row in rows for text in row]), 0
-        packed.rows, packed.context, packed.seed = len(rows), sum(map(len, rows[0])), 0
-        first, *_ = self.objective.phases(packed, steps=2)
+        first, *_ = self.objective.phases(packed(rows), steps=2)
         return [first.view.batch(0, part, parts) for part in range(parts)]
 
 
@@ -98,6 +95,14 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
         if not any(cls.refusal(network) for network in networks)  # type: ignore[attr-defined]
         for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
     ]
+
+
+def packed(rows: list[list[list[int]]]) -> PackedRows:
+    """Rows of equal length, given as documents, over and over."""
+    view = PackedRows.__new__(PackedRows)
+    view.order, view.begin = as_written([text for row in rows for text in row]), 0
+    view.rows, view.context, view.seed = len(rows), sum(map(len, rows[0])), 0
+    return view
 
 
 class _AsWritten(Order):
