@@ -10,7 +10,8 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.corruption import CorruptedRows, Corruption, start_of_generation
 from tandem.corpus.order import SUBSET, Order, shuffled
-from tandem.corpus.prefixes import PrefixRows, divided, prompt_blocks, suffix_windows
+from tandem.corpus.partition import prompt_blocks
+from tandem.corpus.prefixes import PrefixRows, divided, suffix_windows
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store

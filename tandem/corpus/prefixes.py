@@ -69,15 +69,6 @@ class PrefixRows:
         return divided(batch, torch.from_numpy(np.stack(begins)))
 
 
-def prompt_blocks(starts: Tensor, lengths: Tensor | int) -> Tensor:
-    """Blocks (B, T) with one boundary a document: at the last of its first `lengths` (B, T) or (B, 1) tokens, from 1.
-
-    So the context is all of the prompt but its last token, which opens the block that continues it.
-    """
-    boundary = starts + torch.as_tensor(lengths) - 1
-    return torch.where(torch.arange(starts.shape[1]) >= boundary, boundary, starts)
-
-
 def divided(batch: Batch, begins: Tensor) -> Batch:
     """The batch, asked only from `begins` (B, T) on, the index in the row at which each position's document generates.
 

@@ -59,8 +59,8 @@ class EncoderDecoder(Network):
         """Blocks that read the context; 0: the plain decoder."""
         decoder_layers: int = Field(1, ge=1)
         """Blocks that write; each has an attention more."""
-        final_norm: NormKind = "rms"
-        """Of the latents and before the head: rms, or layer with a bias and 1e-5 added to the variance."""
+        final_norm: NormKind | None = None
+        """Of the latents and of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
         sentinels: int = Field(100, ge=0)
         """Ids beyond the tokenizer's that stand for spans cut out of a text."""
         start: Literal["last_token", "bos"] | Annotated[int, Field(ge=0)] = "last_token"
@@ -90,7 +90,8 @@ class EncoderDecoder(Network):
 
     def _final_norm(self) -> nn.Module:
         c = self.config
-        return norm("layer", c.width, 1e-5, bias=True) if c.final_norm == "layer" else norm("rms", c.width, c.norm_eps)
+        is_layer = c.final_norm == "layer"
+        return norm(c.final_norm or c.norm, c.width, 1e-5 if is_layer else c.norm_eps, bias=is_layer or c.bias)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -102,7 +103,7 @@ class EncoderDecoder(Network):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
-        alone = config.model_copy(update={"encoder_layers": 0, "final_norm": "rms", "norm": "rms", "sentinels": 0})
+        alone = config.model_copy(update={"encoder_layers": 0, "final_norm": None, "sentinels": 0})
         shared = {key: getattr(alone, key) for key in BlockConfig.model_fields}
         return alone, Decoder.Config(depth=config.decoder_layers, **shared), lambda name: name
 

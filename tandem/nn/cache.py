@@ -48,11 +48,12 @@ class Cache:
         """Bytes of those entries; storage reserved ahead is not counted."""
         return 0 if self.kv is None else self._held(self.kv).nbytes
 
-    def fork(self) -> "Cache":
-        """An independent continuation; storage is shared until its first append, which copies what is held."""
+    def fork(self, entries: int | None = None) -> "Cache":
+        """An independent continuation, also of the first `entries` alone; storage is shared until its first append,
+        which copies what is held."""
         if self.kv is None:
             return Cache(self.window)
-        held = self._held(self.kv)
+        held = self._held(self.kv)[:, :, :, :entries]
         return Cache(self.window, held, 0, held.shape[3])
 
     def _held(self, kv: Tensor) -> Tensor:

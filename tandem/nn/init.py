@@ -14,7 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Scheme = Literal["normal", "scaled", "scaled_attention", "xavier", "xavier_qkv", "torch"]
+Scheme = Literal[
+    "normal", "scaled", "scaled_attention", "xavier", "per_matrix", "per_matrix_scaled", "xavier_qkv", "torch"
+]
 
 EXPERTS = {"experts", "experts_out"}
 """Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
@@ -22,12 +24,16 @@ DECAYED = {"embedding", "head", "attention", "attention_out", "mlp", "mlp_out", 
 
 
 class Linear(nn.Linear):
-    """nn.Linear that knows what it is for; `parts` is the number of matrices stacked in its rows."""
+    """nn.Linear that knows what it is for; `parts` is the number of matrices stacked in its rows.
+
+    `fused`: rows that `xavier` draws as one matrix, as it is in the authors' code; all of them unless told otherwise.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, role: str, parts: tuple[int, ...] = ()):
         super().__init__(inputs, outputs, bias=bias)
         self.role = role
         self.parts = parts or (outputs,)
+        self.fused: tuple[int, ...] = (outputs,)
 
 
 class Experts(nn.Module):
@@ -67,6 +73,8 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     scaled            and both residual outputs of a block N(0, 0.02 / sqrt(2 depth)): GPT-2
     scaled_attention  only the attention output so: State-Prediction Separation, authors' code
     xavier            uniform, gain sqrt(2), stacked matrices drawn as one, table too: Block-Based Double Decoders
+    per_matrix        as xavier, but q, k and v each by itself with gain 1, so that none starts larger than another
+    per_matrix_scaled  and both residual outputs of a block divided by sqrt(2 depth)
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
 
@@ -87,7 +95,7 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
 
 
 def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
-    if scheme == "xavier":
+    if scheme in ("xavier", "per_matrix", "per_matrix_scaled"):
         nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
     else:
         nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
@@ -97,7 +105,8 @@ def _draw_linear(linear: Linear, scheme: Scheme, depth: int, generator: torch.Ge
     if linear.bias is not None:
         bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
-    _draw_matrix(linear.weight, linear.role, linear.parts, scheme, depth, generator)
+    parts = linear.fused if scheme == "xavier" else linear.parts
+    _draw_matrix(linear.weight, linear.role, parts, scheme, depth, generator)
 
 
 def _draw_matrix(
@@ -106,8 +115,12 @@ def _draw_matrix(
     if scheme == "torch":
         bound = 1 / math.sqrt(weight.shape[1])
         nn.init.uniform_(weight, -bound, bound, generator=generator)
-    elif scheme == "xavier":
-        nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
+    elif scheme in ("xavier", "per_matrix", "per_matrix_scaled"):
+        gain = 1.0 if scheme != "xavier" and role == "attention" else math.sqrt(2)
+        if scheme == "per_matrix_scaled" and role in ("attention_out", "mlp_out", "experts_out"):
+            gain /= math.sqrt(2 * depth)
+        for part in weight.split(parts):
+            nn.init.xavier_uniform_(part, gain=gain, generator=generator)
     elif scheme == "xavier_qkv" and role == "attention":
         for part in weight.split(parts):
             nn.init.xavier_uniform_(part, generator=generator)

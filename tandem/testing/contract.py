@@ -213,7 +213,7 @@ def check_degeneracy(case: Case) -> None:
     state = {other: value for name, value in network.state_dict().items() if (other := own(name)) is not None}
     decoder.load_state_dict(state)
     for task in tasks(case.network, registered("network")["decoder"]):  # type: ignore[arg-type]
-        batches = task.batches(texts())
+        batches = [replace(batch, blocks=None) for batch in task.batches(texts())]
         loss, expected = (backward(net, task.objective, batches) for net in (network, decoder))
         close(loss, expected, EXACT, f"{task}: loss against the plain decoder's")
         same_gradients(network, decoder, f"{task}, against the plain decoder", own)

@@ -1,0 +1,380 @@
+"""Block-Based Double Decoders: one stack reads the context once, a shallower one writes from what it left.
+
+A causal context stack leaves one latent for every token. A causal generation stack reads the tokens of its own block
+and, of everything before the block, the latents alone, in one softmax. Where blocks begin is drawn
+(corpus/partition.py), so one packed row trains both stacks with a loss at every token:
+
+    tokens    t0 t1 | t2 t3 t4 | t5        b: where the block of position i begins     s: where its document does
+    context   t4 reads tokens t0 .. t4     [s, i+1)
+    own       t4 reads tokens t2 .. t4     [max(b, s), i+1)      in the generation stack, which starts from embeddings
+    latents   t4 reads latents h0, h1      [s, max(b, s))        empty in the first block of a document
+
+Own keys and those of latents come from the same projection and turn in the same absolute frame. In generation the
+prompt is context but for its last token, which opens the block that goes on until `commit` or `extend`: its cache holds
+the generation stack's keys and values alone, a third of the plain decoder's where two thirds of the blocks read.
+
+A batch that names its blocks (`Batch.blocks`, see corpus/partition.py) is read by these, in training and in scores: a
+prefix and its continuation is `prompt_blocks`, one boundary for each document. Without a boundary the context stack is
+idle and the generation stack is the plain decoder of as many blocks.
+
+Cost: near the plain decoder's of all blocks in training, and 2 C^2 multiply-adds more for each generation block; of the
+generation blocks alone in decoding.
+Source: Alexander et al., Block-Based Double Decoders (AdaptFM workshop, ICML 2026); docs/double_decoder.md.
+Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, P partitions of a score.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.corpus import IGNORE, Batch
+from tandem.corpus.partition import PartitionConfig, scoring_blocks, training_blocks
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder
+from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
+from tandem.networks.network import Network, padded
+from tandem.nn.attention import Plan, Source, attend, plan_attention
+from tandem.nn.block import Block, BlockConfig, linear_work, turned
+from tandem.nn.head import token_nll
+from tandem.nn.init import Embedding, Linear, initialise
+from tandem.nn.moe import MixtureConfig
+from tandem.nn.norm import NormKind, norm
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal, readable
+from tandem.recipe import register
+
+Watch = Callable[[str, int, Tensor, list[Source]], object]
+"""Is told (stack, layer, q, sources) of all attention."""
+
+
+@register("network", "double_decoder")
+class DoubleDecoder(Network):
+    """A stack that reads the context once and a shallower one that writes (Block-Based Double Decoders)."""
+
+    watch: Watch | None = None
+    """Analyses set it on an instance."""
+
+    class Config(BlockConfig):
+        context_layers: int = Field(4, ge=1)
+        """Blocks of the stack that reads the context."""
+        generation_layers: int = Field(2, ge=1)
+        """Blocks of the stack that writes; its cache is all that generation holds."""
+        tied: bool = True
+        """The output matrix is the token table."""
+        shared_kv: bool = True
+        """Latents are projected to keys and values as own tokens are; otherwise by a matrix of their own."""
+        sink: bool = False
+        """The first block of a document may read the latent of the document's first token, as in the authors' code."""
+        mixing: Literal["softmax", "biased"] = "softmax"
+        """One softmax over both sources; or two, merged by what each weighs, (log-sum-exp + bias) x temperature, both
+        learned for every head (authors' code, off in the paper; slow)."""
+        document_mask: bool = True
+        """In training, a document reads nothing of those before it in its row. Scores are always by document."""
+        final_norm: NormKind | None = None
+        """Of the latents and of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
+        context_loss: float = Field(0.0, ge=0)
+        """Weight of a next-token loss of the context stack by itself, through the same head."""
+        partition: PartitionConfig = PartitionConfig()
+        """Where blocks begin."""
+        score_partitions: int = Field(4, ge=1)
+        """P: a text's score is the mean of its nats under so many partitions, fixed before it is read."""
+        positions: Literal["adjacent", "halves"] = "adjacent"
+        """Pairs of the rotary positions."""
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        c = config
+        self.table = Embedding(padded(vocabulary), c.width)
+        self.context_stack = Stack(c, [Block(c, layer) for layer in range(c.context_layers)])
+        self.generation_stack = Stack(c, [GenerationBlock(c, layer) for layer in range(c.generation_layers)])
+        self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
+        if generator is not None:
+            for part in self.children():
+                initialise(part, c.init, len(part.blocks) if isinstance(part, Stack) else 1, generator)
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        # Texts are short: the context is read where the first block ends early
+        early: dict[str, Any] = {"min_context": 3}
+        authors = {"sink": True, "mixing": "biased", "final_norm": "layer", "init": "xavier", "context_loss": 0.2}
+        grouped = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
+        moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24}
+        given: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "blocks": (early, {}),
+            "every_token": ({"strategy": "every_token"}, {"shared_kv": False, **grouped}),
+            "authors": (early | {"scope": "row", "shared": True}, authors),
+            "mixture": (early | {"align": 2}, moe),
+        }
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "context_layers": 2, "score_partitions": 1}
+        return {
+            name: cls.Config(**shared, **own, partition=PartitionConfig(**partition))
+            for name, (partition, own) in given.items()
+        }
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
+        single = config.partition.model_copy(update={"strategy": "single"})
+        whole = {"partition": single, "sink": False, "context_loss": 0.0, "final_norm": None}
+        own = {key: getattr(config, key) for key in BlockConfig.model_fields}
+        plain = Decoder.Config(**own, depth=config.generation_layers, tied=config.tied)
+        return config.model_copy(update=whole), plain, _name_in_decoder
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return nn.ModuleList([*self.context_stack.blocks, *self.generation_stack.blocks])
+
+    @property
+    def head(self) -> Tensor:
+        return (self.table if self.output is None else self.output).weight[: self.vocabulary]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+    # ---- both stacks ------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        starts = batch.starts
+        if not self.config.document_mask and batch.key is not None:
+            starts = torch.zeros_like(starts)
+        latents = self.latents(x, starts)
+        hidden = self.generated(x, latents, starts, self.partition(batch, starts))
+        extra = self.extra(batch)
+        if self.config.context_loss:
+            extra["context_nll"] = self.nll(latents, batch.targets)[0]
+        return hidden, extra
+
+    def latents(self, x: Tensor, starts: Tensor) -> Tensor:
+        """What the context stack leaves of every token, (B, T, C)."""
+        x = x.to(self.context_stack.device)
+        return self.context_stack(x, ContextReader(self, causal(starts), x), self.run_block)
+
+    def generated(self, x: Tensor, latents: Tensor, starts: Tensor, blocks: Tensor) -> Tensor:
+        """Hidden states (B, T, C) of the generation stack, whose blocks begin at `blocks` (B, T)."""
+        x, latents = (given.to(self.generation_stack.device) for given in (x, latents))
+        return self.generation_stack(x, BlockReader(self, latents, starts, blocks, x), self.run_block)
+
+    def partition(self, batch: Batch, starts: Tensor | None = None, number: int = 0) -> Tensor:
+        """(B, T), where blocks begin: as the batch says, else as drawn for its step, else a score's `number`."""
+        c, starts = self.config.partition, batch.starts if starts is None else starts
+        if batch.blocks is not None:
+            return batch.blocks
+        if batch.key is not None:
+            return training_blocks(c, starts, batch.key, batch.row)
+        return scoring_blocks(c, starts, batch.tokens.cpu(), self.context, number)
+
+    def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """As `Network.score`: the mean over P partitions, or by the blocks that the batch names.
+
+        A partition gives probabilities; the mean of their logarithms is what a drawn partition is expected to give.
+        """
+        x = self.embed(batch.tokens) if x is None else x
+        P = 1 if batch.blocks is not None else self.config.score_partitions
+        latents, targets, nats = self.latents(x, batch.starts), batch.targets.flatten(), 0
+        for number in range(P):
+            hidden = self.generated(x, latents, batch.starts, self.partition(batch, number=number))
+            nats = nats + token_nll(hidden.flatten(0, 1), self.head, targets)
+        return (nats / P).view_as(batch.targets)  # type: ignore[union-attr]
+
+    @property
+    def terms(self) -> dict[str, float]:
+        own = {"context_nll": self.config.context_loss} if self.config.context_loss else {}
+        return super().terms | own
+
+    def count(self, batch: Batch) -> dict[str, int]:
+        own = {"context_nll": int((batch.targets != IGNORE).sum())} if self.config.context_loss else {}
+        return super().count(batch) | own
+
+    def rotation(self, first: int, length: int, like: Tensor) -> Rotation:
+        """Of columns first .. first + length: scores depend on distances, so documents need no restart."""
+        c = self.config
+        columns = torch.arange(first, first + length, device=like.device)
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+
+    def compile(self, backend: str = "inductor") -> "DoubleDecoder":  # type: ignore[override]
+        super().compile(backend)
+        kernel = torch.compile(GenerationBlock.project_latents, fullgraph=True, dynamic=False, backend=backend)
+        for block in self.generation_stack.blocks:
+            block.latents_kernel = kernel  # type: ignore[assignment]
+        return self
+
+    def session(self, rows: int, keep: Keep = "generation", swap: str | None = None) -> DoubleDecoderSession:
+        """`keep`: what is held for contexts that grow or are used again; `swap`: the device on which the stacks take
+        turns. See double_decoder_session.py."""
+        return DoubleDecoderSession(self, rows, keep, swap)
+
+    def cost(self) -> Cost:
+        c = self.config
+        G, D, _ = c.derived
+        L_c, L_g, work = c.context_layers, c.generation_layers, linear_work(c)
+        head, latents = self.vocabulary * c.width, L_g * c.width * 2 * G * D
+        return Cost(
+            parameters=self.parameters_by_role(),
+            linear=L_g * work,
+            head=head,
+            pair=c.heads * D,
+            pairs=lambda n: (L_c + L_g) * n * (n + 1) // 2,
+            keys=lambda n: L_g * (n + 1),
+            cache=lambda n: 2 * L_g * G * D * n,
+            training_linear=(L_c + L_g) * work + latents + (head if c.context_loss else 0),
+            prefill_linear=L_c * work + latents,
+            prefill_pairs=lambda n: L_c * n * (n + 1) // 2,
+            held_back=True,
+        )
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        s = torch.tensor([starts])
+        own, latents = block_spans(s, training_blocks(config.partition, s, key=3), config.sink)
+        titles = "tokens that the context stack reads", "own tokens", "latents that the generation stack reads"
+        return [(title, span, len(starts)) for title, span in zip(titles, (causal(s), own, latents), strict=True)]
+
+
+class Stack(nn.Module):
+    """Blocks, and the norm of what the last one leaves."""
+
+    def __init__(self, config: Any, blocks: list[Block]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        kind, is_layer = config.final_norm or config.norm, config.final_norm == "layer"
+        eps = 1e-5 if is_layer else config.norm_eps
+        self.norm = norm(kind, config.width, eps, bias=is_layer or config.bias)
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, reader: Any, run: Callable[..., Tensor]) -> Tensor:
+        for block in self.blocks:
+            x = run(block, x, reader)
+        return self.norm(x)
+
+
+class GenerationBlock(Block):
+    """The house block; latents, as they are, become keys and values by its own projection."""
+
+    latents_kernel: Callable | None = None
+
+    def __init__(self, config: Any, layer: int):
+        super().__init__(config, layer)
+        keys = 2 * self.key_heads * config.head_width
+        self.qkv.fused = (self.qkv.out_features - keys, keys)
+        self.kv = None
+        if not config.shared_kv:
+            parts = (keys // 2, keys // 2)
+            self.kv = Linear(config.width, keys, bias=config.bias, role="attention", parts=parts)
+        self.mixing = Mixing(config.heads) if config.mixing == "biased" else None
+
+    def keys_of(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, T, D) of latents (B, T, C), which no norm touches any more."""
+        project = (torch.is_grad_enabled() and self.latents_kernel) or GenerationBlock.project_latents
+        return project(self, latents, rotation)
+
+    def project_latents(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        if self.kv is None:
+            queries, bias = self.qkv.parts[0], self.qkv.bias
+            kv = F.linear(latents, self.qkv.weight[queries:], None if bias is None else bias[queries:])
+        else:
+            kv = self.kv(latents)
+        k, v = kv.unflatten(-1, (2 * self.key_heads, -1)).chunk(2, dim=-2)
+        if self.norm_k is not None:
+            k = self.norm_k(k.to(latents.dtype))
+        return turned(k, rotation, v.dtype), v.transpose(1, 2)
+
+    def read(self, q: Tensor, own: Source, latents: Source, plan: Plan | None = None) -> Tensor:
+        """One softmax over own tokens and latents, or both mixed."""
+        return attend(q, [own, latents], plan=plan) if self.mixing is None else self.mixing(q, own, latents)
+
+
+class Mixing(nn.Module):
+    """Attention over each of two sources, merged by their biased log-sum-exps; dense, for comparison with its authors.
+
+    y = w y_own + (1 - w) y_latents,  w = sigmoid(a_own - a_latents),  a = (lse + bias) temperature
+    """
+
+    role = "bias"
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(2 * heads))  # of each head for own tokens, then for latents
+        self.temperature = nn.Parameter(torch.ones(heads))
+
+    def forward(self, q: Tensor, own: Source, latents: Source) -> Tensor:
+        (y, a), (z, b) = (_weighed(q, source) for source in (own, latents))
+        empty = b.isneginf()  # of latents: nothing of them, forward and backward
+        bias_own, bias_latents = self.bias[:, None].chunk(2)
+        b = b.masked_fill(empty, 0)  # never -inf times a parameter: its gradient would be NaN
+        difference = ((a + bias_own) - (b + bias_latents)) * self.temperature[:, None]
+        w = difference.masked_fill(empty, torch.inf).sigmoid()[..., None]
+        return (w * y + (1 - w) * z).to(q.dtype)
+
+
+# ---- readers --------------------------------------------------------------------------------------------------------
+
+
+def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]:
+    """What the generation stack reads of own tokens and of latents; starts and blocks (B, T)."""
+    b = torch.maximum(blocks, starts)
+    return causal(b), Span(starts, torch.maximum(b, starts + 1) if sink else b)
+
+
+class ContextReader:
+    """Reads a whole batch at once in the context stack: a document up to and with the query itself."""
+
+    def __init__(self, network: DoubleDecoder, span: Span, x: Tensor):
+        self.rotation = network.rotation(0, x.shape[1], x)
+        self.span, self.watch = span, network.watch
+        self.plan = plan_attention([span], [x.shape[1]], device=x.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sources = [Source(k, v, self.span)]
+        if self.watch:
+            self.watch("context", layer, q, sources)
+        return attend(q, sources, plan=self.plan)
+
+
+class BlockReader:
+    """Reads a whole batch at once in the generation stack: own tokens of a block, latents of all before it."""
+
+    def __init__(self, network: DoubleDecoder, latents: Tensor, starts: Tensor, blocks: Tensor, x: Tensor):
+        T = x.shape[1]
+        self.rotation = network.rotation(0, T, x)
+        self.blocks, self.latents, self.watch = network.generation_stack.blocks, latents, network.watch
+        self.spans = block_spans(starts, blocks, network.config.sink)
+        self.plan = plan_attention(self.spans, [T, T], device=x.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        block = self.blocks[layer]
+        assert isinstance(block, GenerationBlock)
+        own, latents = self.spans
+        sources = [Source(k, v, own), Source(*block.keys_of(self.latents, self.rotation), latents)]
+        if self.watch:
+            self.watch("generation", layer, q, sources)
+        return block.read(q, *sources, plan=self.plan)
+
+
+def _weighed(q: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    """(values weighed by a softmax over the source alone (B, H, T, D), its log-sum-exp (B, H, T)), dense.
+
+    Where a query reads nothing: 0 and -inf, both without gradient.
+    """
+    assert isinstance(source.span, Span)
+    H, exact = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    k, v = (x.repeat_interleave(H // x.shape[1], dim=1).to(exact) for x in (source.k, source.v))
+    may = readable(source.span, k.shape[2])[:, None].to(q.device)
+    empty = ~may.any(-1)
+    score = (q.to(exact) @ k.mT * q.shape[-1] ** -0.5).masked_fill(~(may | empty[..., None]), -torch.inf)
+    y = (score.softmax(-1) @ v).masked_fill(empty[..., None], 0)
+    return y, score.logsumexp(-1).masked_fill(empty, -torch.inf)
+
+
+def _name_in_decoder(name: str) -> str | None:
+    """What a parameter is in the plain decoder that the generation stack is without a context."""
+    stack, _, own = name.partition(".")
+    if stack == "generation_stack":
+        return None if ".kv." in own or ".mixing." in own else own.replace("blocks.", "stack.", 1)
+    return None if stack == "context_stack" else name

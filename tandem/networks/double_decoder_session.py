@@ -1,0 +1,252 @@
+"""Generation by a double decoder: the context is read once, and then only the generation stack works.
+
+    session.prefill([prompt])       context: all but the last token; that one opens the block
+    session.step(tokens)            the generation stack alone
+    session.commit()                what was written becomes context; the next token opens a block
+    session.extend(tokens)          commits, reads more context, and opens a block with the last of them
+    session.fork()                  another continuation; what was read is not read again
+
+For every block of the generation stack one cache holds the keys and values of the latents, then those of own tokens:
+the block is one, so what a query reads is one run of columns. Logits are those of the partition with these boundaries.
+
+    keep          held for the context, numbers a token              so that it can be
+    generation    2 L_g G D                                          written from
+    latents       and C                                              handed to another session (`context`, `reload`)
+    extendable    and 2 L_c G D, keys and values of the context      extended, committed to
+                  stack
+
+With `swap`, a device, the stack that works is there and the other on the host.
+
+Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks of the stacks, N columns.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.cache import Cache
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal
+
+if TYPE_CHECKING:
+    from tandem.networks.double_decoder import DoubleDecoder, Stack
+
+Keep = Literal["generation", "latents", "extendable"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the context stack has made of a text: latents (B, N, C), columns in front that are pads (B,), and, where it
+    may grow, the keys and values of every block of the context stack."""
+
+    latents: Tensor
+    pads: Tensor
+    caches: tuple[Cache, ...] | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.latents.nbytes + sum(cache.bytes for cache in self.caches or ())
+
+
+class CachedStack:
+    """One stack with a cache for each block: columns are appended, and read from where their texts begin."""
+
+    def __init__(self, network: "DoubleDecoder", stack: "Stack", pads: Tensor):
+        self.network, self.stack, self.pads = network, stack, pads
+        self.caches = [Cache() for _ in stack.blocks]
+
+    def run(self, x: Tensor) -> Tensor:
+        """The next columns (B, n, C) through all blocks and the norm."""
+        x = x.to(self.stack.device)
+        first, n = len(self.caches[0]), x.shape[1]
+        self.rotation = self.network.rotation(first, n, x)
+        self.span = causal(self.pads[:, None].expand(-1, n), positions=torch.arange(first, first + n))
+        self.plan = plan_attention([self.span], [first + n], device=x.device)
+        return self.stack(x, self, lambda block, x, reader: block(x, reader))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, [Source(*self.caches[layer].append(k, v), self.span)], plan=self.plan)
+
+    def fork(self) -> "CachedStack":
+        other = type(self)(self.network, self.stack, self.pads)
+        other.caches = [cache.fork() for cache in self.caches]
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return sum(cache.bytes for cache in self.caches)
+
+
+class GenerationCaches(CachedStack):
+    """The first `boundary` columns are latents, the others own tokens; `sink` are keys and values (B, G, 1, D) of the
+    latent at the boundary, by block, for texts that begin there and may read it."""
+
+    boundary = 0
+    sink: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def put(self, latents: Tensor) -> None:
+        """The next columns are latents (B, n, C), in place of the own tokens."""
+        rotation = self.network.rotation(self.boundary, latents.shape[1], latents)
+        self.caches = [cache.fork(self.boundary) for cache in self.caches]
+        for (k, v), cache in zip(self._keys_of(latents, rotation), self.caches, strict=True):
+            cache.append(k, v)
+        self.boundary, self.sink = self.boundary + latents.shape[1], ()
+
+    def put_sink(self, latent: Tensor) -> None:
+        """(B, 1, C), of the column at the boundary."""
+        self.sink = tuple(self._keys_of(latent, self.network.rotation(self.boundary, 1, latent)))
+
+    def _keys_of(self, latents: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
+        return [block.keys_of(latents, rotation) for block in self.stack.blocks]  # type: ignore[operator]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        block = self.stack.blocks[layer]
+        if not self.sink and block.mixing is None:  # type: ignore[union-attr]
+            return super().__call__(layer, q, k, v)
+        (k, own_k), (v, own_v) = (x.tensor_split([self.boundary], dim=2) for x in self.caches[layer].append(k, v))
+        if self.sink:
+            k, v = (torch.cat(pair, dim=2) for pair in zip((k, v), self.sink[layer], strict=True))
+        first, n = self.pads[:, None].expand(-1, q.shape[2]), self.boundary
+        reads_sink = (first == n) & bool(self.sink)
+        latents = Span(first, torch.where(reads_sink, n + 1, n))
+        own = Span((first - n).clamp_min(0), self.span.hi - n)
+        return block.read(q, Source(own_k, own_v, own), Source(k, v, latents))  # type: ignore[operator]
+
+    def fork(self) -> "GenerationCaches":
+        other = super().fork()
+        assert isinstance(other, GenerationCaches)
+        other.boundary, other.sink = self.boundary, self.sink
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + sum(x.nbytes for pair in self.sink for x in pair)
+
+
+class DoubleDecoderSession:
+    """Both stacks' caches. Prompts are aligned at their ends: row b begins at column pads[b]."""
+
+    def __init__(self, network: "DoubleDecoder", rows: int, keep: Keep = "generation", swap: str | None = None):
+        self.network, self.rows, self.swap = network, rows, swap
+        self.keep: Keep = keep
+        self._begin(torch.zeros(rows, dtype=torch.long))
+
+    def _begin(self, pads: Tensor) -> None:
+        self.context_caches = self._stack(pads)
+        self.generation = GenerationCaches(self.network, self.network.generation_stack, pads)
+        self.latents: Tensor | None = None
+        self.own: list[Tensor] = []
+        """Tokens (B, n) since the boundary."""
+
+    @torch.inference_mode()
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
+        if len(prompts) != self.rows or not all(prompts):
+            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        longest = max(map(len, prompts))
+        self._begin(torch.tensor([longest - len(prompt) for prompt in prompts]))
+        return self._read(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends tokens (B,), or several a row (B, n), to the block; logits (B, V) of what follows."""
+        tokens = tokens.reshape(self.rows, -1)
+        if self.keep == "extendable":
+            self.own.append(tokens)
+        hidden = self.generation.run(self._embed(tokens))[:, -1]
+        return (hidden @ self.network.head.T).float()
+
+    @torch.inference_mode()
+    def extend(self, tokens: Tensor) -> Tensor:
+        """Goes on in every row with tokens (B, n) that are context but for the last; logits (B, V) of what follows."""
+        self.commit()
+        return self._read(tokens.reshape(self.rows, -1))
+
+    @torch.inference_mode()
+    def commit(self) -> None:
+        """Makes context of the own tokens: the next token opens a block."""
+        if self.keep != "extendable":
+            raise ValueError(
+                f"keep {self.keep!r}: this session's context can not grow; take session(rows, keep='extendable'), or "
+                "prefill the whole text"
+            )
+        if self.own:
+            self._read_context(torch.cat(self.own, dim=1))
+            self.own = []
+            self._work(self.network.generation_stack)
+
+    def context(self) -> Context:
+        """What has been read up to the boundary, for `reload` in another session of as many rows."""
+        if self.latents is None or self.keep == "generation":
+            raise ValueError(f"keep {self.keep!r}: no latents are held; take keep='latents', and prefill 2 tokens")
+        caches = tuple(cache.fork() for cache in self.context_caches.caches)
+        return Context(self.latents, self.generation.pads, caches if self.keep == "extendable" else None)
+
+    @torch.inference_mode()
+    def reload(self, context: Context) -> "DoubleDecoderSession":
+        """Stands where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
+        if self.keep == "extendable" and context.caches is None:
+            raise ValueError("keep 'extendable': this context can not grow; take it from a session that is extendable")
+        self._begin(context.pads)
+        self.context_caches.caches = [cache.fork() for cache in context.caches or self.context_caches.caches]
+        self.latents = None if self.keep == "generation" else context.latents
+        self.generation.put(context.latents)
+        return self
+
+    def fork(self) -> "DoubleDecoderSession":
+        """An independent continuation of the same texts; latents are shared, caches until they are appended to."""
+        other = DoubleDecoderSession(self.network, self.rows, self.keep, self.swap)
+        other.context_caches, other.generation = self.context_caches.fork(), self.generation.fork()
+        other.latents, other.own = self.latents, [*self.own]
+        return other
+
+    @property
+    def bytes(self) -> int:
+        """Of keys, values and latents; tokens are not counted."""
+        latents = 0 if self.latents is None else self.latents.nbytes
+        return self.generation.bytes + self.context_caches.bytes + latents
+
+    # ---- the context ------------------------------------------------------------------------------------------------
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """All but the last column are context, and that one opens a block."""
+        if tokens.shape[1] > 1:
+            self._read_context(tokens[:, :-1])
+        if self.network.config.sink and (self.generation.pads == self.generation.boundary).any():
+            self._read_sink(tokens[:, -1:])
+        self._work(self.network.generation_stack)
+        return self.step(tokens[:, -1:])
+
+    def _read_context(self, tokens: Tensor) -> None:
+        self._work(self.network.context_stack)
+        grows = self.keep == "extendable"
+        latents = (self.context_caches if grows else self._stack(self.generation.pads)).run(self._embed(tokens))
+        self._work(self.network.generation_stack)
+        latents = latents.to(self.network.generation_stack.device)
+        self.generation.put(latents)
+        if self.keep != "generation":
+            self.latents = latents if self.latents is None else torch.cat((self.latents, latents), dim=1)
+
+    def _read_sink(self, tokens: Tensor) -> None:
+        """The latent of the first token of a text, which reads itself alone; it does not become context yet."""
+        self._work(self.network.context_stack)
+        latent = self._stack(torch.zeros_like(self.generation.pads)).run(self._embed(tokens))
+        self.generation.put_sink(latent.to(self.network.generation_stack.device))
+
+    def _stack(self, pads: Tensor) -> CachedStack:
+        return CachedStack(self.network, self.network.context_stack, pads)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.network.embed(tokens.to(self.network.table.weight.device))
+
+    def _work(self, stack: "Stack") -> None:
+        """Brings a stack to the device where stacks take turns, and the other to the host."""
+        if self.swap is None:
+            return
+        for other in (self.network.context_stack, self.network.generation_stack):
+            if other is not stack:
+                other.to("cpu")
+        stack.to(self.swap)
