@@ -55,7 +55,7 @@ def test_exact_cuts_exactly_its_share_in_pieces_apart(length):
 
 
 def test_the_authors_sampler_cuts_less_in_longer_pieces():
-    cuts = [Corruption(sampler="poisson").cut(np.ones(2046, bool), drawing(seed)) for seed in range(60)]
+    cuts = [Corruption(sampler="poisson").cut(np.ones(2046, bool), drawing(seed)) for seed in range(300)]
     pieces = np.mean([(cut & ~np.r_[False, cut[:-1]]).sum() for cut in cuts])
     share = np.mean([cut.mean() for cut in cuts])
     assert abs(share - 0.139) < 0.004 and abs(pieces - 65.5) < 2 and abs(2046 * share / pieces - 4.35) < 0.1
