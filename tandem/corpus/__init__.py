@@ -11,7 +11,7 @@ from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.corruption import CorruptedRows, Corruption, start_of_generation
 from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.partition import prompt_blocks
-from tandem.corpus.prefixes import PrefixRows, divided, suffix_windows
+from tandem.corpus.prefixes import PrefixRows, divided, generated_from, suffix_windows
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment
 from tandem.corpus.store import Store
@@ -37,6 +37,7 @@ __all__ = [
     "Tokenizer",
     "View",
     "divided",
+    "generated_from",
     "load_tokenizer",
     "prepare",
     "prepare_texts",

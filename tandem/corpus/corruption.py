@@ -11,7 +11,8 @@ padded. A document that is its end alone has nothing to cut, and is left out.
 Ids beyond the tokenizer's V are the same for every network: V and V + 1 are the boundaries of sentences, of which
 generation starts with the second; sentinels follow. No text contains them, so no score counts them.
 
-Source: T5 (Raffel et al. 2020), whose rule `exact` is but for the ends; `poisson` is that of Block-Based Double Decoders, authors' code.
+Source: T5 (Raffel et al. 2020), whose rule `exact` is but for the ends; `poisson` is that of Block-Based Double
+Decoders, authors' code.
 Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T tokens of a row.
 """
 

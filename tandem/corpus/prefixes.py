@@ -80,6 +80,13 @@ def divided(batch: Batch, begins: Tensor) -> Batch:
     return replace(batch, targets=batch.targets.where(asked, IGNORE), blocks=blocks)
 
 
+def generated_from(starts: Tensor, blocks: Tensor) -> Tensor:
+    """(B, T) index in the row at which the last block of each position's document begins: the one that generates."""
+    document = (torch.arange(starts.shape[1]) == starts).flatten().cumsum(0) - 1
+    last = torch.zeros(document.numel() and int(document[-1]) + 1, dtype=torch.long)
+    return last.scatter_reduce(0, document, blocks.flatten(), "amax")[document].view_as(starts)
+
+
 def suffix_windows(store: Store, context: int, documents: Iterable[int] | None = None) -> Iterator[Window]:
     """Windows of documents, each with a break point, from which on it is asked.
 

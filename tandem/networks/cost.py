@@ -49,14 +49,12 @@ class Cost:
     ) -> dict[str, int]:
         """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one).
 
-        parts: where only the end of a row is asked for, its tokens before that and from there on; None: all is asked,
-            or, where nothing but an end can be, the second half of each document.
+        parts: where only the end of a row is asked for, its tokens before that and from there on; None: all is asked.
         """
         linear = context * (self.linear if self.training_linear is None else self.training_linear)
         pairs = sum(self.pairs(n) for n in documents or [context])
-        if self.divided is not None:
-            halves = [(n // 2, n - n // 2) for n in documents or [context]]
-            linear, pairs = map(sum, zip(*(self.divided(*p) for p in ([parts] if parts else halves)), strict=True))
+        if parts and self.divided is not None:
+            linear, pairs = self.divided(*parts)
         return {
             "linear": round(6 * linear),
             "attention": round(14 * self.passes * self.pair * pairs),

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.corpus import Batch, start_of_generation
+from tandem.corpus import Batch, generated_from, start_of_generation
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, padded
@@ -80,9 +80,7 @@ class EncoderDecoder(Network):
         self.table = Embedding(padded(vocabulary, c.sentinels), c.width)
         decoder = CrossBlock if c.encoder_layers else Block
         depth = c.encoder_layers + c.decoder_layers
-        self.stack = nn.ModuleList(
-            (Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth)
-        )
+        self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
         self.norm_latents = self._final_norm() if c.encoder_layers else None
         self.norm = self._final_norm()
         if generator is not None:
@@ -259,7 +257,7 @@ def divide(starts: Tensor, blocks: Tensor, reads_all: bool) -> Division:
     index = torch.arange(starts.shape[1])
     document = (index == starts).flatten().cumsum(0) - 1
     count = int(document[-1]) + 1 if len(document) else 0
-    last = torch.zeros(count, dtype=torch.long).scatter_reduce(0, document, blocks.flatten(), "amax")[document]
+    last = generated_from(starts, blocks).flatten()
     index = index.expand_as(starts).flatten()
     kinds = index <= last if reads_all else index < last, index >= last
     places, firsts, numbers = [], [], []

@@ -12,7 +12,6 @@ start from trained ones (`start: {run: ...}`); those that learn an encoder from 
 Source: Block-Based Double Decoders (workshop AdaptFM, 2026), the fine-tuning before its comparison.
 """
 
-
 from torch import Tensor
 
 from tandem.corpus import IGNORE, Batch, PackedRows, PrefixRows

@@ -10,7 +10,7 @@ Source: T5 (Raffel et al. 2020); pieces and documents: corpus/corruption.py.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -28,9 +28,9 @@ class SpanCorruption:
     """Restore pieces that were cut out of a document, each behind its sentinel."""
 
     class Config(Settings):
-        density: float = Field(0.15, gt=0, lt=1)
+        density: Annotated[float, Field(gt=0, lt=1)] = 0.15
         """Share of the tokens that is cut out."""
-        span: float = Field(4.0, ge=1)
+        span: Annotated[float, Field(ge=1)] = 4.0
         """Mean tokens of a piece."""
         sentinels: int = Field(100, ge=1)
         """Most pieces of a document."""

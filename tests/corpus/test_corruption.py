@@ -68,12 +68,15 @@ def test_a_batch_is_all_documents_behind_each_other_without_a_pad():
     begins = sorted(set(batch.starts[0].tolist()))
     assert batch.tokens.shape[0] == 1 and len(begins) == 3  # the document that is its end alone is left out
     sentinels = range(SENTINEL, SENTINEL + 5)
-    for begin, end, text in zip(begins, [*begins[1:], batch.tokens.shape[1]], [rows[0][0], rows[0][2], rows[1][0]], strict=True):
+    for begin, end, text in zip(
+        begins, [*begins[1:], batch.tokens.shape[1]], [rows[0][0], rows[0][2], rows[1][0]], strict=True
+    ):
         tokens, targets, blocks = (x[0, begin:end] for x in (batch.tokens, batch.targets, batch.blocks))
         generated = blocks != begin
         assert (blocks[generated] == begin + int((~generated).sum())).all() and tokens[generated][0] == START
         assert torch.equal(tokens[generated][1:], targets[generated][:-1]) and (targets[~generated] == IGNORE).all()
         assert restored(tokens[~generated].tolist(), targets[generated].tolist(), sentinels) == text
+        assert (targets == EOS).sum() == 1
     parts = [view.batch(0, part, 2) for part in range(2)]
     assert torch.equal(torch.cat([part.tokens for part in parts], dim=1), batch.tokens)
     assert not torch.equal(view.batch(2).tokens, view.batch(0).tokens)

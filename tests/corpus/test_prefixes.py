@@ -9,7 +9,10 @@ from tandem.corpus.store import StoreWriter
 from tandem.testing.cases import document
 from tandem.testing.cases import packed as packed_rows
 
-ROWS = [[document(9, 1), document(1, 2), document(14, 3), document(8, 4)], [document(2, 5), document(27, 6), document(3, 7)]]
+ROWS = [
+    [document(9, 1), document(1, 2), document(14, 3), document(8, 4)],
+    [document(2, 5), document(27, 6), document(3, 7)],
+]
 
 
 def views(**options):
@@ -83,7 +86,9 @@ def test_scores_ask_the_same_of_a_document_whatever_is_scored_beside_it(store):
     for i, first, last, asked in every:
         assert first <= asked < last <= store.lengths[i] - 1
     pieces = [(first, last) for i, first, last, _ in every if i == 3]
-    assert [last for _, last in pieces[:-1]] == [first for first, _ in pieces[1:]] and pieces[-1][1] == store.lengths[3] - 1
+    assert [last for _, last in pieces[:-1]] == [first for first, _ in pieces[1:]] and pieces[-1][1] == store.lengths[
+        3
+    ] - 1
     asked_of = {}
     for scoring in rows_of(every, store, 24, 2, divided=True):
         batch, is_asked = scoring.batch, scoring.batch.targets != IGNORE

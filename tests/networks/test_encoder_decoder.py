@@ -53,14 +53,17 @@ def test_a_document_alone_gives_what_it_gives_in_a_batch_of_gaps():
 
 def test_it_refuses_a_whole_text_and_says_why():
     network = HOUSE.build()
-    for ask in (lambda: network.score(pack(texts())), lambda: network(network.embed(pack(texts()).tokens), pack(texts()))):
-        with pytest.raises(UserError, match="targets included.*evaluation.prefix: true"):
+    for ask in (
+        lambda: network.score(pack(texts())),
+        lambda: network(network.embed(pack(texts()).tokens), pack(texts())),
+    ):
+        with pytest.raises(UserError, match=r"targets included.*evaluation\.prefix: true"):
             ask()
 
 
 @pytest.mark.parametrize(("overrides", "reason"), [
     (["evaluation.prefix=false"], "evaluation.prefix = false: network encoder_decoder reads in both directions"),
-    (["objective.name=next_token"], "objective.name = \"next_token\": network encoder_decoder reads in both directions"),
+    (["objective.name=next_token"], "network encoder_decoder reads in both directions"),
     (["objective.name=superposition"], "network encoder_decoder reads in both directions"),
     (["objective.sentinels=101"], "network.sentinels is 100"),
     (["network.name=decoder"], "network decoder has no encoder that could read a text with gaps; encoder_decoder has"),
@@ -77,7 +80,11 @@ def test_what_makes_no_sense_is_refused_when_the_recipe_is_read(overrides, reaso
 def test_three_networks_are_asked_for_the_same_tokens():
     """Identical rows, break points and labels: the batch knows no network, and the counts agree."""
     batch, objective = prefix_batch(), PrefixLM(PrefixLM.Config())
-    three = [case.build() for case in cases() if case.name in ("decoder-house", "double_decoder-blocks", "encoder_decoder-house")]
+    three = [
+        case.build()
+        for case in cases()
+        if case.name in ("decoder-house", "double_decoder-blocks", "encoder_decoder-house")
+    ]
     assert len(three) == 3 and len({objective.count(network, batch)["nll"] for network in three}) == 1
     for network in three:
         asked = batch.targets != IGNORE
@@ -124,7 +131,12 @@ def test_generation_starts_as_training_and_scores_do():
         network = replace(HOUSE, config=HOUSE.config.model_copy(update={"start": start})).build()
         for n in (1, 2, 7):
             blocks = torch.where(torch.arange(12) < n - 1, 0, n - 1)[None]
-            batch = Batch(torch.tensor([text]), torch.tensor([[*text[1:], IGNORE]]), torch.zeros(1, 12, dtype=torch.long), blocks=blocks)
+            batch = Batch(
+                torch.tensor([text]),
+                torch.tensor([[*text[1:], IGNORE]]),
+                torch.zeros(1, 12, dtype=torch.long),
+                blocks=blocks,
+            )
             session, nats = network.session(1), network.score(batch)[0].detach()
             logits = session.prefill([text[:n]])
             for i in range(n, 12):
@@ -178,7 +190,7 @@ def decoder_on_meta(name):
 
 @pytest.mark.parametrize("C", [192, 256, 448, 576, 832])
 def test_flops_of_the_papers_ledger(C):
-    """Three times a forward without halved triangles, T_out 256 beside 2,048: linear parts are ours, pairs are the paper's."""
+    """Three times a forward without halved triangles, T_out 256 beside 2,048: linear parts are ours, pairs theirs."""
     T_in, T_out, L = 2048, 256, 12
     given = {"width": C, "heads": C // 64, "mlp": "gelu_tanh", "sentinels": 0}
     with torch.device("meta"):
@@ -199,10 +211,31 @@ def test_prefix_lm_pays_for_the_heads_that_are_asked():
     assert (half["linear"], half["attention"], 2 * half["head"]) == tuple(all_asked.values())
 
 
+def test_a_prompt_read_in_both_directions_is_read_so_and_the_rest_causally():
+    case = next(case for case in cases() if case.name == "prefix_decoder-house")
+    network, text = case.build(), torch.tensor([document(12, 4)])
+    batch = Batch(text, text, torch.zeros_like(text), blocks=torch.where(torch.arange(12) < 4, 0, 4)[None])
+    x = network.embed(text).detach().requires_grad_()
+    hidden = network(x, batch)[0]
+    for i in range(12):
+        (grad,) = torch.autograd.grad(hidden[0, i].square().sum(), x, retain_graph=True)
+        read = (grad.abs().amax(-1) > 0)[0].nonzero()[:, 0].tolist()
+        assert read == list(range(max(i, 4) + 1))
+    pairs = sum(max(i, 4) + 1 for i in range(12))
+    assert network.cost().divided(4, 8)[1] == pairs and network.cost().prefill_pairs(5) == 25
+    other = next(case for case in cases() if case.name == "decoder-house").build(seed=3)
+    network.start_from(other)
+    plain = replace(batch, blocks=None)
+    assert torch.equal(network.score(plain), other.score(plain))
+    assert not torch.allclose(network.score(batch), other.score(batch))
+
+
 def test_an_empty_context_and_an_empty_batch_have_gradients():
     network = HOUSE.build()
     tokens = torch.tensor([[3, 4, 5, EOS]])
-    batch = Batch(tokens, torch.tensor([[4, 5, EOS, IGNORE]]), torch.zeros_like(tokens), blocks=torch.zeros_like(tokens))
+    batch = Batch(
+        tokens, torch.tensor([[4, 5, EOS, IGNORE]]), torch.zeros_like(tokens), blocks=torch.zeros_like(tokens)
+    )
     network.score(batch).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
     assert not network.stack[0].qkv.weight.grad.any() and network.stack[-1].qkv.weight.grad.any()

@@ -37,7 +37,9 @@ def ours(theirs, encoder_layers=0):
     """Weights, or gradients, by our names; the head is the table."""
     found = {"table.weight": theirs["embedding.weight"]}
     finals = {"encoder_norm": "norm_latents", "output_norm": "norm"}
-    found |= {f"{finals[n]}.{p}": theirs[f"{n}.{p}"] for n in finals for p in ("weight", "bias") if f"{n}.{p}" in theirs}
+    found |= {
+        f"{finals[n]}.{p}": theirs[f"{n}.{p}"] for n in finals for p in ("weight", "bias") if f"{n}.{p}" in theirs
+    }
     for name, value in theirs.items():
         stack, _, rest = name.partition(".")
         if stack not in ("layers", "encoder_layers", "decoder_layers"):
@@ -111,7 +113,7 @@ def test_encoder_decoder_on_texts_with_gaps():
 
 
 def test_encoder_decoder_on_prefixes():
-    """Theirs starts from <bos> in place of the prompt's last token, and ends with an end that the text does not have."""
+    """Theirs starts from <bos> in place of the prompt's last token, and ends with an end that the text has not."""
     file = load("sed_prefixlm")
     special, given = file["meta"]["special"], file["batch"]
     lengths, T = given["blocks"].tolist(), file["config"]["seq_len"]
@@ -149,7 +151,9 @@ def test_break_points():
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_initial_deviations(width):
     stats = load("samplers_and_init")["init_stats"][f"sed_d{width}"]
-    layers = [sum(name.endswith(kind) for name in stats) for kind in ("self_attn.qkv.weight", "cross_attn.q_proj.weight")]
+    layers = [
+        sum(name.endswith(kind) for name in stats) for kind in ("self_attn.qkv.weight", "cross_attn.q_proj.weight")
+    ]
     config = EncoderDecoder.Config(
         **settings({"dim": width, "num_heads": 1}), final_norm="layer", sentinels=0,
         encoder_layers=layers[0] - layers[1], decoder_layers=layers[1],
