@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
-from tandem.corpus import IGNORE, Batch
+from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption
 from tandem.corpus.corruption import in_one_row
 from tandem.networks.decoder import Decoder
 from tandem.networks.encoder_decoder import EncoderDecoder, divide
 from tandem.nn.spans import readable
 from tandem.objectives.prefix_lm import PrefixLM
 from tandem.recipe import UserError, load
-from tandem.testing.cases import EOS, VOCABULARY, Task, cases, document, pack, texts
+from tandem.testing.cases import EOS, VOCABULARY, Task, cases, document, pack, packed, texts
 
 HOUSE = next(case for case in cases() if case.name == "encoder_decoder-house")
 WIDTHS = [("tuning", 64, 263_104), ("6m", 192, None), ("12m", 256, None), ("25m", 448, None), ("50m", 576, None),
@@ -72,6 +73,19 @@ def test_what_makes_no_sense_is_refused_when_the_recipe_is_read(overrides, reaso
     with pytest.raises(UserError) as error:
         load("encoder_decoder/tiny", overrides)
     assert reason in str(error.value)
+
+
+def test_compiled_blocks_serve_rows_of_any_length():
+    torch._dynamo.reset()
+    network, counter = HOUSE.build(), CompileCounter()
+    network.compile(counter)
+    counts = []
+    for rows in (texts(), [[document(30, 1)]], [[document(9, 2), document(14, 3)]]):
+        batch = CorruptedRows(packed(rows), Corruption(sentinels=5)).batch(0)
+        batch = replace(batch, targets=batch.targets.clamp_max(VOCABULARY - 1))
+        network.nll(network(network.embed(batch.tokens), batch)[0], batch.targets)[0].backward()
+        counts.append((batch.tokens.shape[1], counter.frame_count))
+    assert len({length for length, _ in counts}) == 3 and len({frames for _, frames in counts}) == 1, counts
 
 
 # ---- one task for three networks ------------------------------------------------------------------------------------
