@@ -4,6 +4,13 @@ An analysis asks a network for a capability (an attribute of its class), not for
 network that lacks it and names those that have it. A new analysis is a file here that registers itself.
 """
 
-from tandem.analysis import contraction, gradient_roles, mutual_information, state_window
+from tandem.analysis import (
+    attention_mass,
+    contraction,
+    gradient_roles,
+    mutual_information,
+    partitions,
+    state_window,
+)
 
-__all__ = ["contraction", "gradient_roles", "mutual_information", "state_window"]
+__all__ = ["attention_mass", "contraction", "gradient_roles", "mutual_information", "partitions", "state_window"]

@@ -37,7 +37,7 @@ class Batch:
             document starts, 0 if that was in an earlier row.
         key: of what is drawn at random in this step, the same for all its micro-batches and processes; None: nothing
             is drawn, as in every evaluation.
-        row: place of the first row among those of the step.
+        row: place of the batch's first row among the rows of the step.
         blocks: (B, T) int64, index in the row at which the block of each position begins, for networks that read in
             blocks (corpus/partition.py); None: they draw their own.
     """

@@ -93,10 +93,11 @@ class Plan:
     hi: np.ndarray
     device: torch.device
     backend: Backend
+    most: int | None = None
 
     @cached_property
     def tiles(self) -> tiled.Tiling:
-        return tiled.plan(self.lo, self.hi, self.keys, self.device)
+        return tiled.plan(self.lo, self.hi, self.keys, self.device, self.most)
 
     @cached_property
     def blocks(self):
@@ -126,6 +127,7 @@ def plan_attention(
     *,
     device: torch.device | str = "cpu",
     backend: Backend = "auto",
+    most: int | None = None,
 ) -> Plan:
     """Checks the spans of all sources and plans attention over them, once for all layers of a batch.
 
@@ -134,6 +136,7 @@ def plan_attention(
         keys: N of every source.
         device: where the queries will be.
         backend: "auto" takes flex for long queries on CUDA and tiled otherwise; a named one never falls back.
+        most: queries of a tile, where fewer pairs are worth more calls; None: as many as is cheapest.
     Raises: ValueError naming source, row and position where a span leaves [0, N] or moves back.
     """
     if backend not in get_args(Backend):
@@ -151,7 +154,7 @@ def plan_attention(
     bounds = [[torch.stack((span.lo, span.hi)).expand(2, rows, T) for span in group] for group in groups]
     lo, hi = torch.stack([torch.stack(group, dim=2) for group in bounds], dim=2).numpy()
     _check_spans(lo, hi, keys)
-    return Plan(groups, tuple(keys), lo, hi, torch.device(device), backend)
+    return Plan(groups, tuple(keys), lo, hi, torch.device(device), backend, most)
 
 
 def _check_spans(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int]) -> None:

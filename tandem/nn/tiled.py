@@ -151,14 +151,17 @@ def _cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 # ---- planning, on the host ------------------------------------------------------------------------------------------
 
 
-def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.device) -> Tiling:
-    """Tiles for spans (R, S, G, T) over `keys` keys of each source, with masks on `device`."""
+def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.device, most: int | None = None) -> Tiling:
+    """Tiles for spans (R, S, G, T) over `keys` keys of each source, with masks on `device`.
+
+    `most`: queries of a tile that is no triangle; None: as many as is cheapest.
+    """
     R, T = lo.shape[0], lo.shape[-1]
     differs = ((lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1])).any((1, 2, 3))
     edges = [0, *(np.flatnonzero(differs) + 1).tolist(), R]
-    strips = [_Cutter(lo[a : a + 1], hi[a : a + 1], rows=b - a) for a, b in pairwise(edges)]
+    strips = [_Cutter(lo[a : a + 1], hi[a : a + 1], rows=b - a, most=most or R * T) for a, b in pairwise(edges)]
     if len(strips) > 1 and T <= STEP:  # more queries in rows that differ never pay for a shared mask
-        together = _Cutter(lo, hi, rows=R)
+        together = _Cutter(lo, hi, rows=R, most=T)
         if together.cost <= sum(strip.cost for strip in strips):
             strips = [together]
     idle = np.flatnonzero(~(lo < hi).any((0, 2, 3))).tolist()
@@ -168,8 +171,8 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
 class _Cutter:
     """Where to cut the queries of one strip. Spans are (1, S, G, T), shared by `rows` rows, or (rows, S, G, T)."""
 
-    def __init__(self, lo: np.ndarray, hi: np.ndarray, rows: int):
-        self.lo, self.hi, self.rows = lo, hi, rows
+    def __init__(self, lo: np.ndarray, hi: np.ndarray, rows: int, most: int):
+        self.lo, self.hi, self.rows, self.most = lo, hi, rows, most
         self.groups, T = lo.shape[2:]
         self.step = STEP if self.groups == 1 else 3 * STEP // 2
         # Per source, the bounds of the keys that any row and group reads, and of those that all of them read;
@@ -193,7 +196,8 @@ class _Cutter:
                 if tiles and (a > start or b - tiles[-1][1] <= self.step):
                     cost, first, _ = tiles[-1]
                     joined = self._cost(first, b)
-                    if joined <= cost + tile[0]:
+                    fits = b - first <= self.most or self._is_triangle(first, b, self._slices(first, b))
+                    if joined <= cost + tile[0] and fits:
                         tile = (joined, first, b)
                         tiles.pop()
                 tiles.append(tile)

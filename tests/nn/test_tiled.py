@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from patterns import PATTERNS, assert_close, draw, everything, sps, starts_of
 
-from tandem.nn.attention import attend, attend_dense, plan_attention
+from tandem.nn.attention import Source, attend, attend_dense, plan_attention
 from tandem.nn.spans import Span, causal, prefix
 
 
@@ -106,3 +106,18 @@ def test_a_double_decoder_visits_0_59_of_the_square_on_average():
         blocks = torch.from_numpy(np.r_[0, splits][np.searchsorted(splits, np.arange(T), side="right")])[None]
         visited += plan_attention([causal(blocks), Span(torch.zeros_like(blocks), blocks)], [T, T]).tiled_pairs
     assert 0.5 * T * (T + 1) <= visited / 10 <= 0.59 * T * T
+
+
+def test_tiles_hold_at_most_so_many_queries_unless_they_are_triangles():
+    T = 1024
+    blocks = starts_of(T, 0.003, 2)
+    spans = [causal(blocks), Span(torch.zeros_like(blocks), blocks)]
+    few, many = (plan_attention(spans, [T, T], most=most) for most in (128, None))
+    tiles = [tile for strip in few.tiles.strips for tile in strip.tiles]
+    assert all(tile.queries <= 128 or tile.is_causal for tile in tiles)
+    assert max(tile.queries for strip in many.tiles.strips for tile in strip.tiles if not tile.is_causal) > 128
+    assert few.tiled_pairs < many.tiled_pairs
+    generator = torch.Generator().manual_seed(0)
+    q, *kv = (torch.randn(1, 2, T, 8, dtype=torch.float64, generator=generator) for _ in range(5))
+    sources = [Source(*kv[:2], spans[0]), Source(*kv[2:], spans[1])]
+    torch.testing.assert_close(attend(q, sources, plan=few), attend(q, sources, backend="dense"))

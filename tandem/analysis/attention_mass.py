@@ -1,0 +1,128 @@
+"""Whether a double decoder looks at its context: how much of its attention lies on the tokens of the own block.
+
+    own mass = sum of the attention weights on own tokens       mean over heads, and over queries that have context
+
+Beside it, for both stacks and every layer, what tells of a stack that has collapsed: the deviation of a query's scores
+over what it reads (root of the mean variance), the entropy of its weights (nats), and the RMS of the residual stream
+after the block. Nearly one-hot attention has scores that deviate by ten or more and an entropy near zero.
+
+Cost: a forward pass, and all scores of a layer at once for one row. Text is read under the first partition of scores.
+Source: Block-Based Double Decoders, the authors' probe, whose "gate" is the own mass.
+Shapes: B rows, H heads, T tokens, N keys of a source.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
+from tandem.corpus import Batch
+from tandem.networks.double_decoder import DoubleDecoder
+from tandem.nn.attention import Source
+from tandem.nn.spans import Span, readable
+from tandem.recipe import Settings, UserError, register
+from tandem.training.run import Run
+
+
+def weights(q: Tensor, sources: list[Source]) -> tuple[Tensor, Tensor]:
+    """(scores, weights), both (B, H, T, N of all sources side by side); scores are -inf where nothing is read."""
+    H, parts = q.shape[1], []
+    for source in sources:
+        assert isinstance(source.span, Span)
+        k = source.k.repeat_interleave(H // source.k.shape[1], dim=1)
+        may = readable(source.span, k.shape[2])[:, None].to(q.device)
+        parts.append((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~may, -torch.inf))
+    scores = torch.cat(parts, dim=-1)
+    return scores, scores.softmax(-1)
+
+
+@torch.no_grad()
+def sums_by_layer(network: DoubleDecoder, batch: Batch) -> dict[tuple[str, int], dict[str, tuple[float, int]]]:
+    """(sum, count) of every measure by stack and layer; of the scores' deviation, those of variances."""
+    found: dict[tuple[str, int], dict[str, tuple[float, int]]] = defaultdict(dict)
+
+    def watch(stack: str, layer: int, q: Tensor, sources: list[Source]) -> None:
+        scores, p = weights(q.double(), [Source(s.k.double(), s.v, s.span) for s in sources])
+        read = scores.isfinite()
+        size = read.sum(-1)
+        mean = scores.masked_fill(~read, 0).sum(-1, keepdim=True) / size[..., None]
+        variance = (scores - mean).masked_fill(~read, 0).square().sum(-1) / size
+        measures = {"variance": variance[size > 1], "entropy": torch.special.entr(p).sum(-1).flatten()}
+        if stack == "generation":
+            own, latents = (x.sum(-1) for x in p.tensor_split([sources[0].k.shape[2]], dim=-1))
+            has_context = read[..., sources[0].k.shape[2] :].any(-1)
+            assert torch.allclose(own + latents, torch.ones_like(own))
+            measures["own_mass"] = own[has_context]
+        found[stack, layer] |= {name: (x.sum().item(), x.numel()) for name, x in measures.items()}
+
+    def after(stack: str, layer: int):
+        def hook(module: Any, given: Any, x: Tensor) -> None:
+            square = x.double().square()
+            found[stack, layer]["residual"] = (square.sum().item(), square.numel())
+
+        return hook
+
+    stacks = {"context": network.context_stack, "generation": network.generation_stack}
+    hooks = [
+        block.register_forward_hook(after(stack, layer))
+        for stack, modules in stacks.items()
+        for layer, block in enumerate(modules.blocks)
+    ]
+    network.watch = watch
+    try:
+        network(network.embed(batch.tokens), batch)
+    finally:
+        network.watch = None
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@register("analysis", "attention_mass")
+class AttentionMass(Analysis):
+    """Share of attention on own tokens by layer, and whether either stack has collapsed."""
+
+    asks = "watch"
+
+    class Config(Settings):
+        documents: int = Field(64, ge=1)
+        """Held-out documents, at most."""
+        tokens: int | None = Field(None, ge=2)
+        """Of each document; null: the context of the run."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """By stack, a list with a value for each layer."""
+        c, store, network = self.config, run.corpus.validation, run.network.eval()
+        assert isinstance(network, DoubleDecoder)
+        if network.config.mixing != "softmax":
+            raise UserError(
+                "network.mixing = biased: its two sources share no softmax, so there is no share to measure"
+            )
+        totals: dict[tuple[str, int], dict[str, list[float]]] = {}
+        chosen = chosen_documents(store, c.documents, shortest=2)
+        for document in chosen:
+            batch = first_tokens(store, [document], c.tokens or run.recipe.batch.context).to(run.device.value)
+            for place, measures in sums_by_layer(network, batch).items():
+                for name, (total, count) in measures.items():
+                    held = totals.setdefault(place, {}).setdefault(name, [0.0, 0])
+                    held[0], held[1] = held[0] + total, held[1] + count
+        record: dict[str, Any] = {"documents": len(chosen)}
+        for (stack, _), measures in sorted(totals.items()):
+            for name, (total, count) in measures.items():
+                mean = total / count if count else None
+                told = {"variance": "score_deviation", "residual": "residual_rms"}.get(name, name)
+                value = mean**0.5 if mean is not None and told != name else mean
+                record.setdefault(f"{stack}_{told}", []).append(value)
+        return record
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        own = record["generation_own_mass"]
+        layers = range(1, len(own) + 1)
+        axes.bar(layers, [0 if share is None else share for share in own], color="C0")
+        axes.set_ylim(0, 1)
+        axes.set_xticks(list(layers))
+        axes.set_xlabel("block of the generation stack")
+        axes.set_ylabel("attention on own tokens")

@@ -1,0 +1,59 @@
+"""What blocks are worth: nats of held-out text under the partitions of a double decoder, and two bounds.
+
+    training      the mean over those by which a score is defined
+    every_token   every token its own block: all context comes through latents
+    single        one block a document: the generation stack alone, a plain decoder of as many blocks
+
+Where `training` is no better than `single`, the context stack is of no use.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.corpus import IGNORE, Batch, scoring_rows
+from tandem.networks.network import Network
+from tandem.recipe import Settings, register
+from tandem.training.run import Run
+
+
+def under_partitions(network: Network, batch: Batch) -> dict[str, Tensor]:
+    """Nats (B, T) by the name of the partition."""
+    every = torch.arange(batch.starts.shape[1]).expand_as(batch.starts)
+    batches = {"training": batch, "every_token": replace(batch, blocks=every)}
+    batches["single"] = replace(batch, blocks=batch.starts)
+    return {name: network.score(given) for name, given in batches.items()}
+
+
+@register("analysis", "partitions")
+class Partitions(Analysis):
+    """Nats per token of held-out text under a score's partitions, all context through latents, and no context."""
+
+    asks = "partition"
+
+    class Config(Settings):
+        documents: int | None = Field(400, ge=1)
+        """Held-out documents that are scored; null: all."""
+
+    @torch.no_grad()
+    def measure(self, run: Run) -> dict[str, Any]:
+        store, network = run.corpus.validation, run.network.eval()
+        chosen = chosen_documents(store, self.config.documents or len(store), shortest=2)
+        totals: dict[str, float] = {}
+        tokens = 0
+        for scoring in scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen):
+            batch = scoring.batch.to(run.device.value)
+            tokens += int((batch.targets != IGNORE).sum())
+            for name, nats in under_partitions(network, batch).items():
+                totals[name] = totals.get(name, 0.0) + nats.double().sum().item()
+        return {"documents": len(chosen), "nats_per_token": {name: nats / tokens for name, nats in totals.items()}}
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        found = record["nats_per_token"]
+        axes.barh(list(found), list(found.values()))
+        axes.set_xlim(left=0.95 * min(found.values()))
+        axes.set_xlabel("nats per token")

@@ -1,0 +1,434 @@
+"""What is Block-Based Double Decoders' own; what it shares with all networks is in test_contract.py."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.corpus import Batch, prompt_blocks
+from tandem.corpus.partition import PartitionConfig
+from tandem.networks.double_decoder import BlockReader, DoubleDecoder, Mixing
+from tandem.networks.double_decoder_session import CachedStack
+from tandem.nn.attention import Source, attend
+from tandem.nn.spans import Span, causal
+from tandem.objectives.next_token import NextToken
+from tandem.recipe import load
+from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
+from tandem.testing.contract import backward, close, same_gradients
+
+FLOAT, EXACT = 1e-4, 1e-9
+
+
+def build(seed=0, **settings) -> DoubleDecoder:
+    shape = {"width": 32, "heads": 4, "context_layers": 2, "generation_layers": 2, "score_partitions": 1}
+    return Case("", DoubleDecoder, DoubleDecoder.Config(**shape | settings)).build(seed)
+
+
+def authors(**settings):
+    """All that the authors' code adds to the definition."""
+    return build(sink=True, mixing="biased", final_norm="layer", shared_kv=False, **settings)
+
+
+def random_blocks(starts, seed):
+    """Boundaries anywhere, documents ignored."""
+    T, generator = starts.shape[1], np.random.default_rng(seed)
+    rows = [np.sort(generator.choice(T, size=generator.integers(1, 5))) for _ in starts]
+    edges = [np.r_[0, row][np.searchsorted(row, np.arange(T), side="right")] for row in rows]
+    return torch.from_numpy(np.stack(edges))
+
+
+def logits_of(network, text, blocks_T):
+    """(T, V) of one text under a partition."""
+    tokens = torch.tensor([text])
+    batch = Batch(tokens, tokens, torch.zeros_like(tokens), blocks=torch.as_tensor(blocks_T)[None])
+    with torch.no_grad():
+        hidden, _ = network(network.embed(tokens), batch)
+        return (hidden @ network.head.T)[0]
+
+
+def blocks_at(boundaries, length):
+    """(T,): where the block of each position begins."""
+    edges = np.r_[0, boundaries].astype(np.int64)
+    return torch.from_numpy(edges[np.searchsorted(boundaries, np.arange(length), side="right")])
+
+
+# ---- who reads what -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sink", [False, True])
+def test_a_token_reads_its_own_block_and_the_latents_before_it(sink, seed):
+    network, batch = build(sink=sink), pack(texts())
+    starts, blocks = batch.starts, random_blocks(batch.starts, seed)
+    x = network.embed(batch.tokens).detach().requires_grad_()
+    latents = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    hidden, j = network.generated(x, latents, starts, blocks), torch.arange(x.shape[1])
+    for row in range(len(x)):
+        for i in range(x.shape[1]):
+            own, context = torch.autograd.grad(hidden[row, i].square().sum(), (x, latents), retain_graph=True)
+            s, b = int(starts[row, i]), int(torch.maximum(blocks, starts)[row, i])
+            end = max(b, s + 1) if sink else b
+            for grad, read in ((own, (b <= j) & (j <= i)), (context, (s <= j) & (j < end))):
+                reached = grad.abs().amax(-1) > 0
+                assert torch.equal(reached[row], read)
+                assert not reached[:row].any() and not reached[row + 1 :].any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_later_changes_no_logit(seed):
+    network, text = build(sink=bool(seed % 2)), document(40, seed)
+    blocks = random_blocks(torch.zeros(1, 40, dtype=torch.long), seed)[0]
+    logits = logits_of(network, text, blocks)
+    for t in range(1, 40):
+        changed = logits_of(network, text[:t] + document(41, 99)[: 40 - t], blocks)
+        close(changed[:t], logits[:t], EXACT, f"logits before token {t}")
+
+
+def test_without_a_split_the_context_stack_is_idle():
+    network, batch = build(partition=PartitionConfig(strategy="single")), pack(texts())
+    hidden, _ = network(network.embed(batch.tokens), batch)
+    network.nll(hidden, batch.targets)[0].backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad.any() != name.startswith("context_stack"), name
+
+
+def test_every_token_reads_itself_and_latents():
+    network, batch = build(partition=PartitionConfig(strategy="every_token")), pack(texts())
+    x = network.embed(batch.tokens)
+    own, latents = BlockReader(network, x, batch.starts, network.partition(batch), x).spans
+    assert (own.hi - own.lo == 1).all()
+    assert torch.equal(latents.hi, torch.arange(x.shape[1]).expand_as(batch.starts))
+
+
+def test_documents_are_ignored_in_training_only_where_that_is_asked_for():
+    batch = replace(pack(texts()), key=1)
+    network, masked = build(document_mask=False), build()
+    x = network.embed(batch.tokens).detach().requires_grad_()
+    i = int(batch.starts[0].max())
+    for net, reads in ((network, True), (masked, False)):
+        hidden, _ = net(x, batch)
+        (grad,) = torch.autograd.grad(hidden[0, i:].square().sum(), x)
+        assert bool(grad[0, :i].any()) is reads
+    close(network.score(pack(texts())), masked.score(pack(texts())), EXACT, "scores, which are by document")
+
+
+# ---- one softmax ----------------------------------------------------------------------------------------------------
+
+
+def sources_of(seed=0):
+    """q, own and latents of 20 positions in blocks, the first of which has no context."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, kc, vc = (torch.randn(2, 4, 20, 8, dtype=torch.float64, generator=generator) for _ in range(5))
+    leaves = [x.requires_grad_() for x in (q, k, v, kc, vc)]
+    b = blocks_at([6, 7, 15], 20)[None]
+    return leaves, Source(k, v, causal(b)), Source(kc, vc, Span(torch.zeros_like(b), b))
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+def test_one_softmax_is_two_merged_by_their_log_sum_exps(backend):
+    leaves, own, latents = sources_of()
+    one, two = attend(leaves[0], [own, latents], backend=backend), Mixing(4).double()(leaves[0], own, latents)
+    close(two, one, 1e-10, "merged")
+    weight = torch.randn(one.shape, dtype=one.dtype, generator=torch.Generator().manual_seed(1))
+    grads = [torch.autograd.grad((y * weight).sum(), leaves) for y in (one, two)]
+    for a, b in zip(*grads, strict=True):
+        close(a, b, 1e-10, "gradient")
+
+
+def test_a_source_that_is_empty_contributes_nothing_at_any_bias_and_temperature():
+    leaves, own, latents = sources_of()
+    mixing = Mixing(4).double()
+    mixing.bias.data.uniform_(-3, 3)
+    mixing.temperature.data.uniform_(0.1, 3)
+    y = mixing(leaves[0], own, latents)
+    alone = attend(leaves[0], [own], backend="dense")
+    close(y[:, :, :6], alone[:, :, :6], 1e-12, "rows without context")
+    grads = torch.autograd.grad(y[:, :, :6].sum(), [*leaves, *mixing.parameters()], retain_graph=True)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert not any(grad.any() for grad in grads[3:])  # latents, bias, temperature
+    grads = torch.autograd.grad(y.sum(), [*leaves, *mixing.parameters()])
+    assert all(grad.isfinite().all() and grad.any() for grad in grads)
+
+
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_mean_of_its_partitions_and_each_of_them_shares_all_probability():
+    network, batch = build(score_partitions=4, partition=PartitionConfig(min_context=3)), pack(texts())
+    partitions = [network.partition(batch, number=number) for number in range(4)]
+    assert len({str(blocks.tolist()) for blocks in partitions}) == 4
+    scores = torch.stack([network.score(replace(batch, blocks=blocks)) for blocks in partitions])
+    close(network.score(batch), scores.mean(0), EXACT, "mean of the partitions")
+    ids = torch.arange(VOCABULARY)[:, None].expand(-1, 40)
+    every = torch.tensor([document(40, 1)]).expand(VOCABULARY, -1)
+    for number in range(4):
+        given = Batch(every, ids, torch.zeros_like(ids))
+        p = network.score(replace(given, blocks=network.partition(given, number=number))).neg().exp().sum(0)
+        close(p, torch.ones_like(p), EXACT, "sum of the probabilities")
+
+
+def test_a_batch_that_names_its_blocks_is_read_by_them():
+    network, batch = build(score_partitions=2), pack(texts())
+    named = replace(batch, blocks=prompt_blocks(batch.starts, 4))
+    hidden, _ = network(network.embed(batch.tokens), replace(named, key=7))
+    other, _ = network(network.embed(batch.tokens), replace(batch, key=7))
+    assert not torch.equal(hidden, other)
+    nll = -(hidden @ network.head.T).log_softmax(-1).gather(-1, batch.targets.clamp_min(0)[..., None])[..., 0]
+    close(network.score(named), nll.masked_fill(batch.targets < 0, 0), EXACT, "score by named blocks")
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [build, authors])
+@pytest.mark.parametrize("prompt", [1, 2, 20, 39])
+def test_a_prompt_and_steps_are_the_forward_with_one_boundary(made, prompt):
+    network, text = made(), document(40, 3)
+    expected = logits_of(network, text, blocks_at([prompt - 1] if prompt > 1 else [], 40))
+    session = network.session(1)
+    close(session.prefill([text[:prompt]])[0].double(), expected[prompt - 1], FLOAT, "what follows the prompt")
+    for i in range(prompt, 40):
+        close(session.step(torch.tensor([text[i]]))[0].double(), expected[i], FLOAT, f"what follows token {i}")
+
+
+@pytest.mark.parametrize("made", [build, authors])
+@pytest.mark.parametrize("seed", range(4))
+def test_commits_at_any_time_are_the_forward_with_these_boundaries(made, seed):
+    network, text, generator = made(), document(40, seed), np.random.default_rng(seed)
+    prompt = int(generator.integers(1, 10))
+    times = np.unique(generator.integers(prompt, 40, size=4))
+    expected = logits_of(network, text, blocks_at([prompt - 1, *times] if prompt > 1 else times, 40))
+    session = network.session(1, keep="extendable")
+    logits = session.prefill([text[:prompt]])
+    for i in range(prompt, 40):
+        close(logits[0].double(), expected[i - 1], FLOAT, f"what follows token {i - 1}")
+        if i in times:
+            session.commit()
+        logits = session.step(torch.tensor([text[i]]))
+
+
+@pytest.mark.parametrize("made", [build, authors])
+def test_a_context_extended_after_a_fork_is_a_fresh_prefill(made):
+    network, prompts = made(), [document(9, 1)[:-1], document(5, 2)[:-1]]
+    session = network.session(2, keep="extendable")
+    session.prefill(prompts)
+    branches = [session, session.fork(), session.fork()]
+    for n, branch in enumerate(branches):
+        written = torch.tensor([document(4, 10 * n + row)[:-1] for row in range(2)])
+        more = torch.tensor([document(8, 100 + 10 * n + row) for row in range(2)])
+        branch.step(written)
+        logits = branch.extend(more)
+        fresh = network.session(2)
+        texts = [p + w + m for p, w, m in zip(prompts, written.tolist(), more.tolist(), strict=True)]
+        close(logits, fresh.prefill(texts), FLOAT, f"branch {n}")
+        token = torch.tensor([3, 4])
+        close(branch.step(token), fresh.step(token), FLOAT, f"branch {n}, a token later")
+
+
+@pytest.mark.parametrize("keep", ["latents", "extendable"])
+def test_latents_alone_bring_a_context_back(keep):
+    network, prompts = build(), [document(9, 1), document(5, 2)]
+    session = network.session(2, keep=keep)
+    session.prefill(prompts)
+    context = session.context()
+    other = network.session(2, keep=keep).reload(context)
+    last = torch.tensor([prompt[-1] for prompt in prompts])
+    close(other.step(last), network.session(2).prefill(prompts), 1e-5, "reloaded")
+    close(other.step(last), session.step(last), 1e-5, "reloaded, a token later")
+    if keep == "extendable":
+        more = torch.tensor([[5, 6, 7], [8, 9, 10]])
+        close(other.extend(more), session.extend(more), 1e-5, "reloaded and extended")
+
+
+def test_what_a_session_does_not_hold_is_refused_by_name():
+    session = build().session(1)
+    session.prefill([[1, 2, 3]])
+    for ask in (session.commit, lambda: session.extend(torch.tensor([[1, 2]]))):
+        with pytest.raises(ValueError, match="keep='extendable'"):
+            ask()
+    with pytest.raises(ValueError, match="keep='latents'"):
+        session.context()
+    closed = build().session(1, keep="latents")
+    closed.prefill([[1, 2, 3]])
+    with pytest.raises(ValueError, match="take it from a session that is extendable"):
+        build().session(1, keep="extendable").reload(closed.context())
+
+
+def test_a_session_holds_what_the_formulas_say():
+    """C 32, 2 + 2 blocks, float64, of which a prompt of 21 tokens leaves 20 in the context."""
+    network, C, L_c, L_g, b = build(), 32, 2, 2, 8
+    for keep, more in (("generation", 0), ("latents", C), ("extendable", C + 2 * L_c * C)):
+        session = network.session(1, keep=keep)
+        session.prefill([document(21, 0)])
+        assert session.bytes == session.fork().bytes == b * (2 * L_g * C * 21 + more * 20)
+        session.step(torch.tensor([1]))
+        assert session.bytes == b * (2 * L_g * C * 22 + more * 20)
+        if keep != "generation":
+            assert session.context().bytes == b * more * 20
+    session.commit()
+    assert session.bytes == b * (2 * L_g * C + C + 2 * L_c * C) * 22
+
+
+def test_a_step_reads_no_latent_again(monkeypatch):
+    network, counted = build(), []
+    run, put = CachedStack.run, DoubleDecoder.latents
+    monkeypatch.setattr(CachedStack, "run", lambda self, x: counted.append(self.stack) or run(self, x))
+    monkeypatch.setattr(DoubleDecoder, "latents", lambda *given: counted.append("latents") or put(*given))
+    keys_of = type(network.generation_stack.blocks[0]).keys_of
+    for block in network.generation_stack.blocks:
+        monkeypatch.setattr(block, "keys_of", lambda *given, b=block: counted.append("keys") or keys_of(b, *given))
+    session = network.session(1)
+    session.prefill([document(9, 0)])
+    assert counted == [network.context_stack, "keys", "keys", network.generation_stack]
+    counted.clear()
+    for token in range(3):
+        session.step(torch.tensor([token]))
+    assert counted == 3 * [network.generation_stack]
+
+
+def test_stacks_take_turns_on_a_device(monkeypatch):
+    network, moved = build(), []
+    names = {network.context_stack: "context", network.generation_stack: "generation"}
+    for stack, name in names.items():
+        monkeypatch.setattr(stack, "to", lambda device, name=name: moved.append((name, device)))
+    session = network.session(1, swap="cpu:0")
+    session.prefill([document(9, 0)])
+    assert moved == [("generation", "cpu"), ("context", "cpu:0")] + 2 * [("context", "cpu"), ("generation", "cpu:0")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no second device")
+def test_stacks_on_two_devices():
+    network, prompt = build().float(), document(21, 0)
+    expected, batch = network.session(1).prefill([prompt]), pack(texts())
+    nll = network.score(batch)
+    network.context_stack.to("cuda")
+    close(network.session(1, keep="extendable").prefill([prompt]), expected, FLOAT, "prefill on two devices")
+    close(network.score(batch), nll, FLOAT, "score on two devices")
+    network.cuda()
+    session = network.session(1, swap="cuda")
+    close(session.prefill([prompt]).cpu(), expected, FLOAT, "prefill in turns")
+    assert network.context_stack.device.type == "cpu" and network.generation_stack.device.type == "cuda"
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "qk_norm": {"qk_norm": True},
+    "per_matrix": {"init": "per_matrix"},
+    "per_matrix_scaled": {"init": "per_matrix_scaled"},
+    "context_loss": {"context_loss": 0.3},
+    "early_context": {"partition": PartitionConfig(min_context=2)},
+    "row_splits": {"partition": PartitionConfig(scope="row", shared=True)},
+    "another_split": {"context_layers": 1, "generation_layers": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_one_batch_is_learned_by_heart(name):
+    shape = {"width": 32, "heads": 4, "context_layers": 2, "generation_layers": 2}
+    network = Case("", DoubleDecoder, DoubleDecoder.Config(**shape | OPTIONS[name])).fresh()
+    batch, objective = replace(pack([[document(20, 1)], [document(9, 2), document(11, 3)]]), key=3), NextToken(None)
+    optimiser, first = torch.optim.Adam(network.parameters(), lr=1e-2), None
+    for _ in range(60):
+        loss = backward(network, objective, [batch]).item()
+        first = first or loss
+        optimiser.step()
+    assert loss < 0.1 * first
+
+
+def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():
+    network, plain, batch = build(context_loss=0.25), build(), pack(texts())
+    objective = NextToken(None)
+    counts = objective.count(network, batch)
+    assert counts == {"nll": 57, "context_nll": 57} and (batch.targets >= 0).sum() == 57
+    loss, sums = objective.loss(network, batch, counts)
+    latents = plain.latents(plain.embed(batch.tokens), batch.starts)
+    nll = plain.nll(latents, batch.targets)[0]
+    expected = objective.loss(plain, batch, objective.count(plain, batch))[0] + 0.25 * nll / 57
+    close(loss, expected, EXACT, "loss")
+    close(sums["context_nll"], nll.detach(), EXACT, "sum of the context's own loss")
+    loss.backward()
+    expected.backward()
+    same_gradients(network, plain, "context loss")
+
+
+# ---- cost and sizes -------------------------------------------------------------------------------------------------
+
+SIZES = {  # width, context and generation layers, heads, parameters beside the table, FLOPs of the page's table
+    "paper_6m": (192, 10, 5, 3, 6_642_048, 247_974_985_728, 35_743_334_400, 24_870_912, 3_840),
+    "paper_12m": (256, 10, 5, 4, 11_805_184, 368_885_366_784, 56_381_931_520, 35_127_296, 5_120),
+    "paper_25m": (448, 8, 4, 7, 28_913_920, 713_175_859_200, 115_576_143_872, 63_307_776, 7_168),
+    "paper_50m": (576, 8, 4, 9, 47_791_872, 1_054_647_779_328, 180_004_847_616, 88_473_600, 9_216),
+    "paper_100m": (832, 8, 4, 13, 99_703_552, 1_921_201_471_488, 350_738_186_240, 148_242_432, 13_312),
+}
+
+
+def on_meta(recipe, vocabulary=32_768):
+    with torch.device("meta"):
+        return DoubleDecoder(load(f"double_decoder/{recipe}").network, vocabulary, 2048)
+
+
+@pytest.mark.parametrize("recipe", SIZES)
+def test_costs_of_the_papers_sizes(recipe):
+    C, L_c, L_g, heads, _, training, prefill, decode, cache = SIZES[recipe]
+    network = on_meta(recipe)
+    c, cost = network.config, network.cost()
+    assert (c.width, c.context_layers, c.generation_layers, c.heads) == (C, L_c, L_g, heads)
+    assert sum(cost.training(2048).values()) == training
+    assert (cost.prefill(2048), cost.decode(2047), 2 * cost.cache(1)) == (prefill, decode, cache)
+    T, linear = 2048, cost.training(2048)["linear"]
+    attention = 12 * T**2 * C * (L_c + L_g)  # the paper's, causality left out
+    ratio = (linear + attention) / ((L_c + L_g) * 72 * T * C**2 + attention)
+    if C in (256, 832):
+        assert round(ratio, 4) == {256: 1.0238, 832: 1.0394}[C]
+
+
+@pytest.mark.parametrize("recipe", [*SIZES, "paper"])
+def test_parameters_of_the_papers_sizes(recipe):
+    network = on_meta(recipe, 32_766)  # two spare rows fill the table
+    C, beside = network.config.width, SIZES[recipe][4] if recipe in SIZES else 295_936
+    assert network.cost().total_parameters == 32_768 * C + beside
+    fitted = on_meta(recipe)
+    fitted.config = fitted.config.model_copy(update={"shared_kv": False})
+
+
+def test_keys_of_their_own_for_latents_cost_two_squares_a_block():
+    settings = {"width": 64, "heads": 2}
+    with torch.device("meta"):
+        shared, own = (DoubleDecoder(DoubleDecoder.Config(**settings, shared_kv=s), 62, 40) for s in (True, False))
+    assert own.cost().total_parameters - shared.cost().total_parameters == 2 * 2 * 64**2
+    assert own.cost().training(40) == shared.cost().training(40)
+
+
+def test_small_sizes_have_the_decoders_parameters():
+    """Within 2 % beside the table."""
+    for size, decoder in (("1m", "decoder/1m"), ("tiny", "decoder/tiny")):
+        mine, theirs = load(f"double_decoder/{size}"), load(decoder)
+        counts = []
+        for recipe in (mine, theirs):
+            with torch.device("meta"):
+                network = recipe.choice("network")(recipe.network, 4096, 256)
+            counts.append(network.cost().total_parameters - network.cost().parameters["embedding"])
+        assert counts[0] == pytest.approx(counts[1], rel=0.02)
+
+
+@pytest.mark.parametrize("recipe", SIZES)
+def test_rows_of_a_billion_tokens_follow_the_authors_rule(recipe):
+    """96 (N / 5e6)^0.4 rounded up to 32, at least 500 steps; N are the blocks' matrices."""
+    given = load(f"double_decoder/{recipe}")
+    C, L_c, L_g = SIZES[recipe][:3]
+    assert given.batch.rows == batch_rule(12 * C**2 * (L_c + L_g), 1e9)
+
+
+def batch_rule(parameters, tokens):
+    up = -(-96 * (parameters / 5e6) ** 0.4 // 32) * 32
+    return int(max(32, min(max(32, min(up, 1024)), tokens / (500 * 2048) // 32 * 32)))
+
+
+def test_the_batch_rule_gives_the_papers_table():
+    table = {192: (32, 96, 128, 128, 128), 256: (32, 96, 160, 160, 160), 448: (32, 96, 224, 224, 224),
+             576: (32, 96, 224, 256, 256), 832: (32, 96, 224, 320, 320)}  # fmt: skip
+    for C, L_c, L_g, *_ in SIZES.values():
+        N = 12 * C**2 * (L_c + L_g)
+        assert tuple(batch_rule(N, tokens) for tokens in (62.5e6, 125e6, 250e6, 500e6, 1e9)) == table[C]
