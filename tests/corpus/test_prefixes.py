@@ -52,6 +52,8 @@ def test_break_points_are_decided_by_seed_step_row_and_document():
     parts = [view.batch(3, part, 2).blocks for part in range(2)]
     assert torch.equal(torch.cat(parts), view.batch(3).blocks)
     assert not torch.equal(view.batch(3).blocks, view.batch(4).blocks)
+    twins = PrefixRows(packed_rows([[document(40, 1)]] * 2))
+    assert any(not torch.equal(*twins.batch(step).blocks) for step in range(3))
     other = views()
     other.packed.seed = 1
     assert not torch.equal(view.batch(3).blocks, other.batch(3).blocks)
