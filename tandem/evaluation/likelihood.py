@@ -128,7 +128,8 @@ def likelihood(
     chosen = list((suffix_windows if prefix else windows)(store, context, order.tolist()))
     place = np.zeros(len(store), np.int64)
     place[order] = np.arange(len(order))
-    nats, size, tokens = np.zeros(len(order)), *np.zeros((2, len(order)), np.int64)
+    nats, size = np.zeros(len(order)), np.zeros(len(order), np.int64)
+    tokens = np.zeros_like(size)
     np.add.at(tokens, [place[i] for i, *_ in chosen], [last - asked for _, _, last, asked in chosen])
     device, done = network.head.device, 0
     for scoring in rows_of(chosen, store, context, rows, divided=prefix):
