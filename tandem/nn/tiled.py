@@ -41,6 +41,9 @@ CALL = 2048
 COPY = 16
 """What a key of a call costs beside its pairs, in query-key pairs (likewise)."""
 
+MANY = 2**16
+"""Numbers of keys for each query from which pieces are not laid side by side where no gradient is asked for."""
+
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
 
@@ -58,12 +61,25 @@ class Tile:
     mask: Tensor | None
     empty: Tensor | None
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    parts: list[tuple[Tensor | None, Tensor | None]] = field(default_factory=list)
 
     def mask_in(self, dtype: torch.dtype) -> Tensor | None:
         # Never a float32 mask beside float64 queries: SDPA on the CPU then reads it wrongly, in silence (torch 2.13).
         if self.mask is not None and dtype not in self.masks:
             self.masks[dtype] = self.mask.to(dtype)
         return self.masks.get(dtype)
+
+    def masks_of(self, pieces: Sequence[Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
+        """For pieces of the keys that have a call each: what is hidden there, None where nothing is, and from whom all.
+
+        (mask, queries that read nothing of the piece), shaped as `mask` and `empty` but for the last axis of `empty`.
+        """
+        if not self.parts and self.mask is not None:
+            for mask in self.mask.to(pieces[0].dtype).split([piece.shape[2] for piece in pieces], 3):
+                hidden = mask.isneginf()
+                everything = hidden.all(-1)
+                self.parts.append((mask if hidden.any() else None, everything if everything.any() else None))
+        return self.parts or [(None, None)] * len(pieces)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,14 +130,17 @@ def _run_strip(strip: Strip, queries, keys, values, scale, return_lse) -> list[T
     results = []
     for tile, *q in zip(strip.tiles, *(_split(q, lengths, 2) for q in queries), strict=True):
         k, v = ([x for s, a, b in tile.slices for x in pieces[s][a:b]] for pieces in (k_pieces, v_pieces))
-        outputs = _call(tile, _cat(q, 2), _cat(k, 2), _cat(v, 2), scale, return_lse) if k else _nothing(_cat(q, 2))
+        outputs = _call(tile, _cat(q, 2), k, v, scale, return_lse) if k else _nothing(_cat(q, 2))
         groups = [tile.queries] * len(q)
         results.append([x for y in outputs[: 1 + return_lse] for x in _split(y.transpose(1, 2), groups, 1)])
     return [_cat(parts, 1) for parts in zip(*results, strict=True)]
 
 
-def _call(tile: Tile, q: Tensor, k: Tensor, v: Tensor, scale, return_lse) -> list[Tensor]:
-    mask = tile.mask_in(q.dtype)
+def _call(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse) -> list[Tensor]:
+    many = sum(map(Tensor.numel, ks)) > MANY * q.shape[2]
+    if len(ks) > 1 and many and q.device.type == "cpu" and not torch.is_grad_enabled():
+        return _call_apart(tile, q, ks, vs, scale)
+    k, v, mask = _cat(ks, 2), _cat(vs, 2), tile.mask_in(q.dtype)
     if return_lse:
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=tile.is_causal, attn_mask=mask, scale=scale
@@ -133,6 +152,20 @@ def _call(tile: Tile, q: Tensor, k: Tensor, v: Tensor, scale, return_lse) -> lis
         return outputs
     y, *lse = outputs
     return [y.masked_fill(tile.empty, 0.0), *(x.masked_fill(tile.empty[..., 0], -torch.inf) for x in lse)]
+
+
+def _call_apart(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> list[Tensor]:
+    """A call for each piece of keys, put together by their log-sum-exps: a cache is read where it lies."""
+    y, total = None, None
+    for k, v, (mask, empty) in zip(ks, vs, tile.masks_of(ks), strict=True):
+        part, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+        if empty is not None:
+            lse = lse.masked_fill(empty, -torch.inf)
+        y = part if total is None else torch.lerp(y, part, torch.sigmoid(lse - total)[..., None].to(y.dtype))
+        total = lse if total is None else torch.logaddexp(total, lse)
+    if tile.empty is not None:
+        y, total = y.masked_fill(tile.empty, 0.0), total.masked_fill(tile.empty[..., 0], -torch.inf)
+    return [y, total]
 
 
 def _nothing(q: Tensor) -> list[Tensor]:

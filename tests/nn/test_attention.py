@@ -225,3 +225,25 @@ def test_the_page_runs():
     for block in page.split("```python\n")[1:]:
         exec(block.split("```")[0], names)
     assert names["y_p"].shape == (2, 4, 12, 16) and names["y"].shape == (2, 4, 1, 16)
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("name", ["sps_3", "delayed_state_0", "double_decoder", "own_and_encoder", "gist"])
+def test_pieces_of_keys_that_are_read_where_they_lie_are_the_definition(name, queries, monkeypatch):
+    monkeypatch.setattr(tiled, "MANY", 0)
+    T = 129
+    for first in (0, 64, T - queries):
+        spans = [
+            tuple(Span(span.lo[:, first : first + queries], span.hi[:, first : first + queries]) for span in groups)
+            for groups in (group if isinstance(group, tuple) else (group,) for group in PATTERNS[name](T))
+        ]
+        q, sources, _ = draw(spans, [T] * len(spans), queries)
+        with torch.no_grad():
+            assert_close(attend(q, sources), attend_dense(q, sources), 1e-12)
+            for found, expected in zip(
+                attend(q, sources, return_lse=True), attend_dense(q, sources, return_lse=True), strict=True
+            ):
+                assert_close(found, expected, 1e-12)
