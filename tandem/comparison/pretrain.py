@@ -216,7 +216,7 @@ def judge(
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
     seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
-    return found, {"kind": "likelihood", "step": step, **as_record(found), **seen, **spent, **clocks}
+    return found, {"kind": "likelihood", "step": step, **as_record(found, run.recipe), **seen, **spent, **clocks}
 
 
 def by_document(found: Likelihood) -> bytes:
@@ -248,13 +248,14 @@ def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:
     began = time.perf_counter()
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
-            found[name] = as_record(scored(run, store, progress=progress))
+            found[name] = as_record(scored(run, store, progress=progress), run.recipe)
     return {"texts": found, "seconds": time.perf_counter() - began}
 
 
-def as_record(found: Likelihood) -> dict[str, Any]:
-    """Sums, and what they divide to."""
+def as_record(found: Likelihood, recipe: Recipe) -> dict[str, Any]:
+    """Sums, what they divide to, and whether only the ends of documents were asked for."""
     return {
+        **({"prefix": True} if recipe.evaluation.prefix else {}),
         "nats_per_token": found.nll,
         "bits_per_byte": found.bits_per_byte,
         "nats": found.nats,
@@ -277,6 +278,7 @@ def noted(note: str, words: str) -> str:
 
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
     paid = judged.get("nats_per_token_with_boundaries")
+    text = f"what follows the break points of {text}" if judged.get("prefix") else text
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for)" if paid else "")

@@ -59,7 +59,7 @@ from tandem.recipe.resolve import resolve
 RATE = "optimiser.lr"
 POINTS = 20
 """Of the curve of each run, where its recipe says nothing."""
-JUDGED = ("evaluation.documents", "evaluation.final_documents")
+JUDGED = ("evaluation.documents", "evaluation.final_documents", "evaluation.prefix")
 """On how much of the text runs are judged."""
 
 

@@ -66,6 +66,7 @@ def scored(
         rows=recipe.evaluation.rows,
         documents=documents,
         split=split,
+        prefix=recipe.evaluation.prefix,
         share=(ranks.rank, ranks.count),
         progress=progress,
     )

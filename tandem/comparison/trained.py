@@ -71,7 +71,7 @@ def evaluate(
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
             found[name] = scored(run, store, documents, split, progress)
-    words = "\n".join(in_words(as_record(likelihood), name) for name, likelihood in found.items())
+    words = "\n".join(in_words(as_record(likelihood, run.recipe), name) for name, likelihood in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 

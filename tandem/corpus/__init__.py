@@ -9,14 +9,16 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 
 from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.boundary_rows import BoundaryBatch, BoundaryRows, scoring_boundary_rows
+from tandem.corpus.corruption import CorruptedRows, Corruption, start_of_generation
 from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.partition import prompt_blocks
+from tandem.corpus.prefixes import PrefixRows, divided, generated_from, suffix_windows
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
 from tandem.corpus.sentences import Segmentation, Sentences, segment, sentences_of
 from tandem.corpus.store import Store
 from tandem.corpus.streams import SentenceStreams, StreamBatch, Streams, scoring_streams
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
-from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, scoring_rows
+from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, View, rows_of, scoring_rows, windows
 
 __all__ = [
     "IGNORE",
@@ -26,9 +28,12 @@ __all__ = [
     "BoundaryBatch",
     "BoundaryRows",
     "Corpus",
+    "CorruptedRows",
+    "Corruption",
     "FoldedRows",
     "Order",
     "PackedRows",
+    "PrefixRows",
     "ScoringBatch",
     "Segmentation",
     "SentenceStreams",
@@ -38,14 +43,20 @@ __all__ = [
     "Streams",
     "Tokenizer",
     "View",
+    "divided",
+    "generated_from",
     "load_tokenizer",
     "prepare",
     "prepare_texts",
     "prompt_blocks",
+    "rows_of",
     "scoring_boundary_rows",
     "scoring_rows",
     "scoring_streams",
     "segment",
     "sentences_of",
     "shuffled",
+    "start_of_generation",
+    "suffix_windows",
+    "windows",
 ]

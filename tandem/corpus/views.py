@@ -79,6 +79,7 @@ class PackedRows:
 
     def __init__(self, store: Store, seed: int, rows: int, context: int):
         self.order, self.rows, self.context, self.begin = Order(store, seed), rows, context, 0
+        self.seed = seed
 
     def from_token(self, begin: int) -> "PackedRows":
         """The same rows, cut from this token of the stream on."""
@@ -132,33 +133,51 @@ class ScoringBatch:
     index: Tensor
 
 
+Window = tuple[int, int, int, int]
+"""(document, first, last, asked): inputs first .. last-1 of a document, of which those from `asked` on are asked."""
+
+
 def scoring_rows(
     store: Store, context: int, rows: int, documents: Iterable[int] | None = None
 ) -> Iterator[ScoringBatch]:
     """Tokens 2 to last of every document, document end included, each asked once, in batches of at most `rows` rows.
 
     A document starts with no context. One longer than a row is read in windows that overlap by half, so a token
-    has min(index, context / 2) tokens before it or more. Windows go into the first row of the batch with room for
-    them, each with its own `starts`; what is left of a row holds the document end, which asks and is told nothing.
+    has min(index, context / 2) tokens before it or more.
     """
-    for placed in placed_windows(windows(store, context, documents), context, rows):
+    return rows_of(windows(store, context, documents), store, context, rows)
+
+
+def rows_of(
+    windows: Iterable[Window], store: Store, context: int, rows: int, divided: bool = False
+) -> Iterator[ScoringBatch]:
+    """Windows as batches of at most `rows` rows; where `divided`, what is asked of each is a block of its own.
+
+    Windows go into the first row of the batch with room for them, each with its own `starts`; what is left of a row
+    holds the document end, which asks and is told nothing.
+    """
+    for placed in placed_windows(windows, context, rows):
         height = 1 + max(row for row, *_ in placed)
         tokens, targets = np.full((height, context), store.eos), np.full((height, context), IGNORE)
         starts = np.tile(np.arange(context), (height, 1))
+        blocks = starts.copy()
         document, index = np.full((height, context), -1), np.full((height, context), -1)
         for row, column, (i, first, last, asked) in placed:
             text = store.document(i)
             tokens[row, column : column + last - first] = text[first:last]
             starts[row, column : column + last - first] = column
             fresh = slice(column + asked - first, column + last - first)
+            blocks[row, column : fresh.start], blocks[row, fresh] = column, fresh.start
             targets[row, fresh] = text[asked + 1 : last + 1]
             document[row, fresh], index[row, fresh] = i, np.arange(asked + 1, last + 1)
         batch = Batch(*map(torch.from_numpy, (tokens, targets, starts)))
+        if divided:
+            batch = replace(batch, blocks=torch.from_numpy(blocks))
         yield ScoringBatch(batch, torch.from_numpy(document), torch.from_numpy(index))
 
 
-def windows(store: Store, context: int, documents: Iterable[int] | None) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (document, first, last, asked): inputs first .. last-1, of which those from `asked` on are asked."""
+def windows(store: Store, context: int, documents: Iterable[int] | None = None) -> Iterator[Window]:
+    """Those of every document, or of some, that overlap by half."""
     for i in range(len(store)) if documents is None else documents:
         end, first, last = int(store.lengths[i]) - 1, 0, 0  # the document end is asked for, never read
         while last < end:
@@ -167,7 +186,7 @@ def windows(store: Store, context: int, documents: Iterable[int] | None) -> Iter
             first += max(1, context // 2)
 
 
-def placed_windows(windows, context: int, rows: int) -> Iterator[list[tuple[int, int, tuple[int, int, int, int]]]]:
+def placed_windows(windows: Iterable[Window], context: int, rows: int) -> Iterator[list[tuple[int, int, Window]]]:
     """Yields for each batch its windows with their place: (row, column, window)."""
     placed, used = [], np.zeros(rows, int)
     for window in windows:

@@ -6,7 +6,10 @@ Only this number is compared between methods. Scored are tokens 2 to last of eve
     scored           cat sat $          nll = nats / 3 tokens
     bytes             4   4  0          bits per byte = nats / ln 2 / 8 bytes; those of "The" are not asked
 
-A document longer than the context is read in windows that overlap by half, each token scored once. Scores are float32,
+A document longer than the context is read in windows that overlap by half, each token scored once. With `prefix` only
+what follows a break point is asked, given what lies before: the break points are fixed, one for each document (or each
+piece of a long one), so that every network, one that reads its context in both directions included, is asked for the
+same tokens of the same rows (corpus/prefixes.py). Scores are float32,
 autocast or not; sums are float64 and by document, so that two methods can be compared document by document.
 
 A network that is told where sentences end knows more than the text up to a token. So its sentence ends are counted
@@ -21,7 +24,7 @@ A gain over a network without boundaries counts only if it holds in the second.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -29,9 +32,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import SUBSET, Store, shuffled
+from tandem.corpus import SUBSET, Store, rows_of, shuffled, suffix_windows
 from tandem.networks.network import Network
-from tandem.recipe import Settings, register
+from tandem.recipe import Recipe, Settings, register
 
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
 """Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
@@ -52,10 +55,17 @@ class Evaluation:
         """Documents scored on the way; null: all."""
         final_documents: int | None = Field(None, ge=1)
         """Documents scored at the end; null: all."""
+        prefix: bool = False
+        """Ask for what follows a break point in each document, in place of all of it (prefix LM)."""
         rows: int = Field(16, ge=1)
         """Rows scored at a time; changes nothing but speed and memory."""
         texts: dict[str, str | list[str]] = {}
         """Further texts scored at the end, by name: paths as in corpus.texts; read with the run's tokenizer."""
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        if (reason := recipe.choice("network").suffixes_only) and not recipe.evaluation.prefix:
+            yield "evaluation.prefix", f"network {recipe.values['network']['name']} {reason}"
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,7 @@ def likelihood(
     rows: int,
     documents: int | None = None,
     split: str = "all",
+    prefix: bool = False,
     share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
@@ -148,18 +159,26 @@ def likelihood(
         documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
             seed, and part of every larger part. (The first of the store would be those of one source.)
         split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
+        prefix: asks for what follows the documents' break points alone.
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
     order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
     order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
-    tokens = store.lengths[order] - 1
     size, place = np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     nats, ends, firsts, lasts = np.zeros((4, len(order)))
     place[order] = np.arange(len(order))
+    if prefix:
+        suffixes = list(suffix_windows(store, context, order.tolist()))
+        tokens = np.zeros(len(order), np.int64)
+        np.add.at(tokens, [place[i] for i, *_ in suffixes], [last - asked for _, _, last, asked in suffixes])
+        batches = rows_of(suffixes, store, context, rows, divided=True)
+    else:
+        tokens = store.lengths[order] - 1
+        batches = network.scoring(store, context, rows, order.tolist())
     device, done, starts_anywhere = network.head.device, 0, False
-    for scoring in network.scoring(store, context, rows, order.tolist()):
+    for scoring in batches:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             nll = network.score(scoring.batch.to(device)).cpu().numpy()
         asked = scoring.document.numpy() >= 0

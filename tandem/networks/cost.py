@@ -23,6 +23,8 @@ class Cost:
         blocks in training, all passes together, where these are not `linear`.
     prefill_linear, prefill_pairs: those of a prompt, where they are not `linear` and `pairs`.
     held_back: whether a session reads the last token of a prompt as it decodes.
+    divided: of a document of so many tokens of context and so many generated ones, multiply-adds of all blocks and
+        pairs of all queries in training, where context is not read as the rest is.
     """
 
     parameters: dict[str, int]
@@ -37,6 +39,7 @@ class Cost:
     prefill_linear: int | None = None
     prefill_pairs: Callable[[int], int] | None = None
     held_back: bool = False
+    divided: Callable[[int, int], tuple[int, int]] | None = None
 
     once: ClassVar[int | property] = 0
 
@@ -44,13 +47,21 @@ class Cost:
     def total_parameters(self) -> int:
         return sum(self.parameters.values())
 
-    def training(self, context: int, documents: Sequence[int] | None = None) -> dict[str, int]:
-        """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one)."""
+    def training(
+        self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
+    ) -> dict[str, int]:
+        """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one).
+
+        parts: where only the end of a row is asked for, its tokens before that and from there on; None: all is asked.
+        """
+        linear = context * (self.linear if self.training_linear is None else self.training_linear)
         pairs = sum(self.pairs(n) for n in documents or [context])
+        if parts and self.divided is not None:
+            linear, pairs = self.divided(*parts)
         return {
-            "linear": round(6 * context * (self.linear if self.training_linear is None else self.training_linear)),
+            "linear": round(6 * linear),
             "attention": round(14 * self.passes * self.pair * pairs),
-            "head": 6 * context * self.head,
+            "head": 6 * self.head * (parts[1] if parts else context),
         }
 
     def prefill(self, n: int) -> int:

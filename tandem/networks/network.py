@@ -51,9 +51,9 @@ class Session(Protocol):
         ...
 
 
-def padded(vocabulary: int) -> int:
-    """Rows of the token table: two spare ids for sentence boundaries, then up to a multiple of 64."""
-    return -(-(vocabulary + 2) // 64) * 64
+def padded(vocabulary: int, sentinels: int = 0) -> int:
+    """Rows of the token table: two spare ids for sentence boundaries, sentinels, then up to a multiple of 64."""
+    return -(-(vocabulary + 2 + sentinels) // 64) * 64
 
 
 class Network(nn.Module):
@@ -64,6 +64,10 @@ class Network(nn.Module):
     """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
     reads_sentences: ClassVar[bool] = False
     """Whether it asks a store for its sentences."""
+    suffixes_only: ClassVar[str] = ""
+    """Why it is asked for the end of a text alone, given what lies before (`Batch.blocks`); empty: for all of it."""
+    sentinels: int = 0
+    """Ids of its table that stand for what was cut out of a text."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
@@ -179,12 +183,21 @@ class Network(nn.Module):
         return loss / max(1, counts["nll"]), {"nll": sums[0]}
 
     def nll(
-        self, hidden: Tensor, targets: Tensor, coefficients: Tensor | None = None, any_of: bool = False
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        coefficients: Tensor | None = None,
+        any_of: bool = False,
+        head: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head."""
+        """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head.
+
+        `head`: in place of the network's.
+        """
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
-        return nll_sums(rows, self.head, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
+        matrix = self.head if head is None else head
+        return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, C) with which scores are made; `x` in place of the tokens' embeddings."""

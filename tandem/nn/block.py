@@ -102,7 +102,7 @@ class Reader(Protocol):
 class Block(nn.Module):
     """Pre-norm attention and MLP; `kernels`, when set, are the compiled (project, finish, project_apart)."""
 
-    kernels: tuple[Callable, Callable, Callable] | None = None
+    kernels: tuple[Callable, ...] | None = None
 
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
@@ -133,7 +133,7 @@ class Block(nn.Module):
         """
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
-        project, finish, project_apart = compiled or (Block.project, Block.finish, Block.project_apart)
+        project, finish, project_apart = compiled or self.parts()
         if asking is None:
             q, k, v = project(self, x, reader.rotation)
         else:
@@ -144,6 +144,11 @@ class Block(nn.Module):
             x = self.add(x, y, drop)
             return x + dropped(self.mlp(self.norm_mlp(x), tell), drop)
         return finish(self, x, y, drop)
+
+    @classmethod
+    def parts(cls) -> tuple[Callable, ...]:
+        """The work between attention, to be compiled."""
+        return cls.project, cls.finish, cls.project_apart
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
@@ -191,14 +196,15 @@ def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tens
 
 
 def compile_blocks(blocks: list[Block], backend: str, dynamic: bool = False) -> None:
-    """Gives all `blocks` the same compiled graphs: parameters are inputs of the graph, not part of it.
+    """Gives all `blocks` of a kind the same compiled graphs: parameters are inputs of the graph, not part of it.
 
-    `dynamic`: for any number of positions, where these differ from call to call.
+    `dynamic`: one graph serves rows of any length.
     """
-    functions = (Block.project, Block.finish, Block.project_apart)
-    kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in functions)
-    for block in blocks:
-        block.kernels = kernels
+    for kind in {type(block) for block in blocks}:
+        kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in kind.parts())
+        for block in blocks:
+            if type(block) is kind:
+                block.kernels = kernels
 
 
 def linear_work(config: BlockConfig) -> int:

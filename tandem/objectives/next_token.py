@@ -11,15 +11,12 @@ from torch import Tensor
 from tandem.corpus import IGNORE, Batch, PackedRows
 from tandem.networks.network import Network
 from tandem.objectives.phases import Phase
-from tandem.recipe import Settings, register
+from tandem.recipe import Recipe, Settings, register
 
 
 @register("objective", "next_token", default=True)
 class NextToken:
     """Predict every token of a document from those before it; the document end is asked, too."""
-
-    mixes = False
-    """Whether it hands a network other embeddings than those of single tokens."""
 
     class Config(Settings):
         pass
@@ -31,6 +28,16 @@ class NextToken:
     def tiny(cls) -> dict[str, Config]:
         """Settings by name at which the contract is tested."""
         return {"": cls.Config()}
+
+    @classmethod
+    def refusal(cls, network: type[Network]) -> str:
+        """Why a network can not be asked so; empty: it can."""
+        return network.suffixes_only
+
+    @classmethod
+    def check(cls, recipe: Recipe):
+        if reason := cls.refusal(recipe.choice("network")):
+            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps: one."""

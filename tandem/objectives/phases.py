@@ -28,6 +28,12 @@ class Phase:
     """Whether the learning rate starts anew."""
     redrawn: frozenset[str] = frozenset()
     """Roles of the parameters that are drawn anew."""
+    parts: tuple[int, int] | None = None
+    """Where only the end of a text is asked for: tokens of a row before that, and from there on, on the mean."""
+
+    def flops(self, cost: Cost, steps: int) -> int:
+        """Training FLOPs of so many of its steps."""
+        return steps * self.view.rows * sum(cost.training(self.view.context, parts=self.parts).values())
 
 
 class Phases:
@@ -52,11 +58,11 @@ class Phases:
 
     def positions(self, step: int) -> int:
         """Positions computed before `step`: what the network counts as tokens."""
-        return sum(steps * view.rows * view.context for view, steps in self._before(step))
+        return sum(steps * phase.view.rows * phase.view.context for phase, steps in self._before(step))
 
     def flops(self, cost: Cost, step: int) -> int:
         """Training FLOPs spent before `step`."""
-        return sum(steps * view.rows * sum(cost.training(view.context).values()) for view, steps in self._before(step))
+        return sum(phase.flops(cost, steps) for phase, steps in self._before(step))
 
     def stretch(self, step: int) -> tuple[int, int | None]:
         """First and last step, exclusive, of the learning rate's course at `step`; None: the end of the run."""
@@ -64,11 +70,9 @@ class Phases:
         place = bisect.bisect_right(firsts, step)
         return firsts[place - 1], firsts[place] if place < len(firsts) else None
 
-    def _before(self, step: int) -> list[tuple[View, int]]:
+    def _before(self, step: int) -> list[tuple[Phase, int]]:
         lasts = [*(phase.first for phase in self.phases[1:]), step]
-        return [
-            (p.view, min(last, step) - p.first) for p, last in zip(self.phases, lasts, strict=True) if p.first < step
-        ]
+        return [(p, min(last, step) - p.first) for p, last in zip(self.phases, lasts, strict=True) if p.first < step]
 
 
 def whole_steps(amount: int | float, steps: int) -> int:

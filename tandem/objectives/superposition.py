@@ -51,8 +51,6 @@ Until = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
 class Superposition:
     """Bags of tokens first, then tokens (Token Superposition Training); the defaults are the paper's."""
 
-    mixes = True
-
     class Config(Settings):
         bag: Bag | list[Bag] = 6
         """s, tokens of a bag; 1 is next_token. A list: one phase of bags after the other."""
@@ -117,8 +115,8 @@ class Superposition:
     def check(cls, recipe: Recipe):
         config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
         bags = [bag for bag in config.by_phase[0] if bag > 1]
-        if bags and network.tokens_only:
-            yield "objective.name", f"network {recipe.values['network']['name']} {network.tokens_only}"
+        if reason := network.suffixes_only or (bags and network.tokens_only):
+            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
         for bag in bags:
             rows, _ = cls._shape(config, bag, batch.rows, batch.context)
             if config.bag_step == "less_work" and batch.rows % bag:
@@ -140,6 +138,11 @@ class Superposition:
             "inputs": cls.Config(bag=3, until=0.5, bag_out=False),
             "outputs": cls.Config(bag=2, until=0.5, bag_in=False, weights=[0.9, 0.1]),
         }
+
+    @classmethod
+    def refusal(cls, network: type[Network]) -> str:
+        """Why a network can not be asked so; empty: it can."""
+        return network.suffixes_only or network.tokens_only
 
     # ---- what is read -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tandem.networks
 import tandem.objectives  # noqa: F401 - importing both registers all there are
-from tandem.corpus import IGNORE, Batch, Order, PackedRows, prompt_blocks
+from tandem.corpus import IGNORE, Batch, Order, PackedRows, divided, prompt_blocks
 from tandem.corpus.order import Epoch
 from tandem.networks.network import Network
 from tandem.recipe import registered
@@ -54,6 +54,14 @@ class Case:
                 parameter.data += 0.3 * noise
         return network
 
+    def pack(self, rows: list[list[list[int]]]) -> Batch:
+        """Rows of documents, with all asked of them that this network can be asked: all, or the end of each."""
+        batch = pack(rows)
+        if not self.network.suffixes_only:
+            return batch
+        lengths = torch.tensor([[row.count(start) for start in row] for row in batch.starts.tolist()])
+        return divided(batch, batch.starts + lengths // 3)
+
 
 def cases() -> list[Case]:
     """Every registered network at each of its tiny settings."""
@@ -76,21 +84,26 @@ class Task:
 
     def batches(self, rows: list[list[list[int]]], parts: int = 1) -> list[Batch]:
         """The first step of a run over rows of equal length, given as documents, in `parts` micro-batches."""
-        packed = PackedRows.__new__(PackedRows)
-        packed.order, packed.begin = as_written([text for row in rows for text in row]), 0
-        packed.rows, packed.context = len(rows), sum(map(len, rows[0]))
-        first, *_ = self.objective.phases(packed, steps=2)
+        first, *_ = self.objective.phases(packed(rows), steps=2)
         return [first.view.batch(0, part, parts) for part in range(parts)]
 
 
-def tasks(network: type[Network], settings: int | None = None) -> list[Task]:
-    """Every registered objective that the network takes, at each of its tiny settings, or at so many of them."""
-    taken = {name: cls for name, cls in registered("objective").items() if not (network.tokens_only and cls.mixes)}  # type: ignore[attr-defined]
+def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
+    """Every registered objective that all `networks` take, at each of its tiny settings, or at so many of them."""
     return [
         Task("-".join(filter(None, (name, setting))), cls(config))
-        for name, cls in taken.items()
+        for name, cls in registered("objective").items()
+        if not any(cls.refusal(network) for network in networks)  # type: ignore[attr-defined]
         for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
     ]
+
+
+def packed(rows: list[list[list[int]]]) -> PackedRows:
+    """Rows of equal length, given as documents, over and over."""
+    view = PackedRows.__new__(PackedRows)
+    view.order, view.begin = as_written([text for row in rows for text in row]), 0
+    view.rows, view.context, view.seed = len(rows), sum(map(len, rows[0])), 0
+    return view
 
 
 class _AsWritten(Order):
@@ -99,7 +112,9 @@ class _AsWritten(Order):
     def __init__(self, documents: list[list[int]]):
         lengths = np.array([len(text) for text in documents])
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        self.store = SimpleNamespace(tokens=np.concatenate(documents), lengths=lengths, offsets=offsets)  # type: ignore[assignment]
+        tokens = np.concatenate(documents)
+        known = {"vocabulary": VOCABULARY, "eos": EOS}
+        self.store = SimpleNamespace(tokens=tokens, lengths=lengths, offsets=offsets, **known)  # type: ignore[assignment]
 
     def epoch(self, number: int) -> Epoch:
         return Epoch(np.arange(len(self.store.lengths)), np.cumsum(self.store.lengths))

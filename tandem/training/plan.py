@@ -19,7 +19,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     chosen = recipe.values["network"]
     network = ", ".join(f"{key} {value}" for key, value in chosen.items() if key != "name" and value is not None)
     roles = sorted(cost.parameters.items(), key=lambda item: -item[1])
-    flops = cost.training(batch.context)
+    flops = cost.training(batch.context, parts=run.view.at(0).parts)
     by_part = " + ".join(f"{part} {scaled(n / batch.context)}" for part, n in flops.items())
     return {
         "network": f"{chosen['name']}: {network}",

@@ -1,0 +1,143 @@
+"""Span corruption: pieces of a document are cut out, and what was cut out is asked for.
+
+    document   a0 a1 a2 a3 a4 a5 a6 $      cut a1 a2 and a5
+    context    a0 <0> a3 a4 <1> a6 $       one sentinel <i> for each piece, in order
+    generated  <start> <0> a1 a2 <1> a5    and asked: <0> a1 a2 <1> a5 $
+
+Context and generated tokens together give the document back. In a batch they stand behind each other as two blocks of
+one document (corpus/prefixes.py), and all documents of a step make one row of as many tokens as they have: nothing is
+padded. A document that is its end alone has nothing to cut, and is left out.
+
+Ids beyond the tokenizer's V are the same for every network: V and V + 1 are the boundaries of sentences, of which
+generation starts with the second; sentinels follow. No text contains them, so no score counts them.
+
+Source: T5 (Raffel et al. 2020), whose rule `exact` is but for the ends; `poisson` is that of Block-Based Double
+Decoders, authors' code.
+Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T tokens of a row.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from tandem.corpus.prefixes import drawing
+from tandem.corpus.views import IGNORE, Batch, PackedRows, equal_part
+
+Sampler = Literal["exact", "poisson"]
+CORRUPTED = 3
+"""Key of the pieces that are cut out, beside those of break points."""
+
+
+def start_of_generation(vocabulary: int) -> int:
+    """The id with which generation starts where no text has gone before."""
+    return vocabulary + 1
+
+
+def first_sentinel(vocabulary: int) -> int:
+    """The id of sentinel 0; the others follow."""
+    return vocabulary + 2
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How much is cut out: `density` of the ordinary tokens, in pieces of `mean` tokens, at most one per sentinel."""
+
+    density: float = 0.15
+    mean: float = 4.0
+    sentinels: int = 100
+    sampler: Sampler = "exact"
+
+    def amounts(self, n: int) -> tuple[int, int]:
+        """(m, k) for n ordinary tokens."""
+        m = max(1, round(self.density * n))
+        return m, min(n, self.sentinels, max(1, round(m / self.mean)))
+
+    def cut(self, ordinary: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Which of T tokens are cut out, (T,) bool; only `ordinary` ones (T,) may be, of which there is one or more."""
+        m, k = self.amounts(int(ordinary.sum()))
+        return (_exact if self.sampler == "exact" else _poisson)(ordinary, m, k, self.mean, generator)
+
+
+def _exact(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
+    """m tokens in k pieces with something left between them.
+
+    T5 splits the rest into k gaps, one before each piece, so that a text always ends in a piece, and a short one has no
+    other. Here there are k + 1, of which the first and the last may be empty.
+    """
+    left = int(ordinary.sum()) - m
+    k = min(k, m, left + 1)
+    pieces, gaps = _parts(m, k, generator), _parts(left + 2, k + 1, generator) - np.eye(k + 1, dtype=int)[[0, k]].sum(0)
+    is_cut = np.repeat(np.arange(2 * k + 1) % 2 == 1, np.r_[np.stack((gaps[:k], pieces), axis=1).ravel(), gaps[k]])
+    found = np.zeros(len(ordinary), bool)
+    found[ordinary] = is_cut
+    return found
+
+
+def _parts(total: int, parts: int, generator: np.random.Generator) -> np.ndarray:
+    """`total` at random as a sum of positive integers."""
+    ends = 1 + np.sort(generator.choice(total - 1, size=parts - 1, replace=False)) if parts > 1 else []
+    return np.diff(np.r_[0, ends, total]).astype(np.int64)
+
+
+def _poisson(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
+    """Pieces of Poisson lengths from k places, of m tokens in all; where two overlap, tokens count twice."""
+    found, spent = np.zeros(len(ordinary), bool), 0
+    for start in np.sort(generator.choice(np.flatnonzero(ordinary), size=k, replace=False)):
+        for place in range(start, start + max(1, generator.poisson(mean))):
+            if place == len(ordinary) or not ordinary[place] or spent == m:
+                break
+            found[place], spent = True, spent + 1
+    return found
+
+
+def corrupt(text: np.ndarray, is_cut: np.ndarray, sentinel: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """(context, asked) of one text: every run that is cut becomes one sentinel, from id `sentinel` on."""
+    opens = is_cut & ~np.r_[False, is_cut[:-1]]
+    names = sentinel + np.cumsum(opens) - 1
+    context = np.where(opens, names, text)[~is_cut | opens]
+    asked = np.insert(text[is_cut], np.flatnonzero(opens[is_cut]), names[opens])
+    return context, np.r_[asked, end]
+
+
+class CorruptedRows:
+    """The documents of packed rows, each corrupted by itself; a batch is one row of all that is left of them."""
+
+    def __init__(self, rows: PackedRows, corruption: Corruption):
+        self.packed, self.rows, self.context, self.corruption = rows, rows.rows, rows.context, corruption
+
+    def read(self, step: int) -> int:
+        return self.packed.read(step)
+
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
+        """tokens, targets, starts and blocks, (1, N) each."""
+        batch, store = self.packed.batch(step, part, parts), self.packed.order.store
+        first, texts = part * equal_part(self.rows, parts), []
+        for row, (tokens, starts) in enumerate(zip(batch.tokens.numpy(), batch.starts.numpy(), strict=True), first):
+            generator = drawing(CORRUPTED, self.packed.seed, step, row)
+            for text in np.split(tokens, np.flatnonzero(np.diff(starts)) + 1):
+                if (ordinary := text != store.eos).any():
+                    is_cut = self.corruption.cut(ordinary, generator)
+                    texts.append(corrupt(text, is_cut, first_sentinel(store.vocabulary), store.eos))
+        return in_one_row(texts, start_of_generation(store.vocabulary))
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Tokens of context and generated tokens of a row that is one document."""
+        m, k = self.corruption.amounts(self.context)
+        return self.context - m + k, m + k + 1
+
+
+def in_one_row(texts: list[tuple[np.ndarray, np.ndarray]], start: int) -> Batch:
+    """Texts of (context, asked), one behind the other; what is asked is generated from the token `start`."""
+    tokens, targets, starts, blocks, begin = [], [], [], [], 0
+    for context, asked in texts:
+        tokens += [context, [start], asked[:-1]]
+        targets += [np.full(len(context), IGNORE), asked]
+        starts.append(np.full(len(context) + len(asked), begin))
+        blocks += [np.full(len(context), begin), np.full(len(asked), begin + len(context))]
+        begin += len(context) + len(asked)
+    rows = [np.concatenate([np.zeros(0), *parts]).astype(np.int64)[None] for parts in (tokens, targets, starts, blocks)]
+    tokens, targets, starts, blocks = map(torch.from_numpy, rows)
+    return Batch(tokens, targets, starts, blocks=blocks)

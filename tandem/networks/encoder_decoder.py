@@ -1,0 +1,398 @@
+"""The encoder-decoder: one stack reads the context in both directions, another writes what follows and looks at it.
+
+    document   a0 a1 a2 a3 a4 a5      the last block of a document, here from a3 on, is generated (Batch.blocks)
+
+    encoder    a0 a1 a2               each reads all of a0 .. a2; a final norm gives the latents
+    decoder    a3 a4 a5               a4 reads a3, a4 and, in a second attention, all latents; it is asked for a5
+
+Its encoder sees everything that it is given, so it has no likelihood of a whole text, only of an end given what lies
+before. It learns to write by span corruption (objectives/span_corruption.py) or prefix LM (objectives/prefix_lm.py).
+
+    encoder, queries of the context       context [0, n)
+    decoder, queries of position j        own [0, j + 1), then context [0, n)
+
+The tokens of a batch are sorted into one row of contexts and one of generated tokens, whatever their lengths, and spans
+keep documents apart: nothing is padded. Positions count from 0 on either side, and cross-attention is rotary as well.
+
+With no encoder this *is* the plain decoder of `decoder_layers` blocks.
+
+Cost: 12 C^2 for a token of context and encoder layer, 14 C^2 for a generated one and decoder layer (16 C^2 of
+weights), 2 C^2 for each latent and decoder layer. A session keeps 2 C numbers a decoder layer for every token.
+Source: the baseline of Block-Based Double Decoders (workshop AdaptFM, 2026), made a fair one; docs/encoder_decoder.md.
+Shapes: B rows, T tokens, N tokens of context and M generated ones of a batch, C width, H heads, D head width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from tandem.corpus import Batch, generated_from, start_of_generation
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder
+from tandem.networks.network import Network, padded
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.block import Block, BlockConfig, compile_blocks, linear_work
+from tandem.nn.cache import Cache
+from tandem.nn.cross import CrossBlock, cross_work
+from tandem.nn.init import Embedding, initialise
+from tandem.nn.norm import NormKind, norm
+from tandem.nn.rope import Rotation
+from tandem.nn.spans import Span, causal
+from tandem.recipe import UserError, register
+
+
+@register("network", "encoder_decoder")
+class EncoderDecoder(Network):
+    """An encoder of the context and a decoder beside it; the baseline of the double decoder, made a fair one."""
+
+    suffixes_only = (
+        "reads in both directions what it is given, targets included; it can be asked for what follows a context "
+        "alone: train it by objective span_corruption or prefix_lm, and score it with evaluation.prefix: true"
+    )
+
+    class Config(BlockConfig):
+        encoder_layers: int = Field(4, ge=0)
+        """Blocks that read the context; 0: the plain decoder."""
+        decoder_layers: int = Field(1, ge=1)
+        """Blocks that write; each has an attention more."""
+        final_norm: NormKind | None = None
+        """Of the latents and of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
+        sentinels: int = Field(100, ge=0)
+        """Ids beyond the tokenizer's that stand for spans cut out of a text."""
+        start: Literal["last_token", "bos"] | Annotated[int, Field(ge=0)] = "last_token"
+        """What generation starts from: the last token of the prompt, which then is no context; a spare id of the table
+        (bos); or the id given."""
+        decoder_positions: Literal["own", "offset"] = "own"
+        """Positions of generated tokens count from 0, or go on behind those of the context."""
+        positions: Literal["adjacent", "halves"] = "adjacent"
+        """Pairs of the rotary positions."""
+        moe: None = None
+        """It has no mixtures of experts."""
+
+    def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
+        super().__init__(config, vocabulary, context)
+        c = config
+        self.sentinels = c.sentinels
+        self.table = Embedding(padded(vocabulary, c.sentinels), c.width)
+        decoder = CrossBlock if c.encoder_layers else Block
+        depth = c.encoder_layers + c.decoder_layers
+        self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
+        self.norm_latents = self._final_norm() if c.encoder_layers else None
+        self.norm = self._final_norm()
+        if generator is not None:
+            initialise(self, c.init, depth, generator)
+
+    def _final_norm(self) -> nn.Module:
+        c = self.config
+        is_layer = c.final_norm == "layer"
+        return norm(c.final_norm or c.norm, c.width, 1e-5 if is_layer else c.norm_eps, bias=is_layer or c.bias)
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        theirs = {"mlp": "gelu_tanh", "final_norm": "layer", "start": "bos", "decoder_positions": "offset"}
+        grouped = {"key_heads": 2, "qk_norm": True, "bias": True, "positions": "halves", "decoder_layers": 2}
+        given: dict[str, dict[str, Any]] = {"house": {}, "theirs": theirs, "grouped": grouped}
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "encoder_layers": 2, "sentinels": 5}
+        return {name: cls.Config(**{**shared, **own}) for name, own in given.items()}
+
+    @classmethod
+    def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
+        alone = config.model_copy(update={"encoder_layers": 0, "final_norm": None, "sentinels": 0})
+        shared = {key: getattr(alone, key) for key in BlockConfig.model_fields}
+        return alone, Decoder.Config(depth=config.decoder_layers, **shared), lambda name: name
+
+    @classmethod
+    def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
+        begins = torch.tensor([starts])
+        halves = begins + torch.tensor([[starts.count(start) // 2 for start in starts]])
+        return [
+            ("context, the first half of a document, which all of it reads", Span(begins, halves), len(starts)),
+            ("own tokens of the other half", causal(halves), len(starts)),
+        ]
+
+    # ---- a batch ----------------------------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.stack
+
+    @property
+    def head(self) -> Tensor:
+        return self.table.weight[: self.vocabulary]
+
+    @property
+    def head_with_sentinels(self) -> Tensor:
+        """The rows of every id that span corruption asks for, and of the two spare ones between."""
+        return self.table.weight[: self.vocabulary + 2 + self.sentinels]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+    @property
+    def first(self) -> int | None:
+        """The id from which generation starts; None: the last token of the prompt."""
+        start = self.config.start
+        return None if start == "last_token" else start_of_generation(self.vocabulary) if start == "bos" else start
+
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Hidden states (B, T, C) where tokens are generated, 0 in the context."""
+        d, flat = self.divide(batch), x.flatten(0, 1)
+        generated = d.generated.to(x.device)
+        y, places = flat[generated], d.generated_places
+        if not self.config.encoder_layers:
+            reader = Reader(self.rotation(places, x), d.own)
+        else:
+            turned = self.rotation(d.context_places, x)
+            latents = self.encode(flat[d.context.to(x.device)][None], turned, d.read)
+            if self.first is not None:
+                y = torch.where((places == 0)[:, None].to(x.device), self.table.weight[self.first].to(y.dtype), y)
+            if self.config.decoder_positions == "offset":
+                places = places + (d.cross.hi - d.cross.lo)[0]
+            reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
+        hidden = self.decode(y[None], reader)[0].to(flat.dtype)
+        return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
+
+    def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """As `Network.score`, of the last block of each document. Raises: UserError for a batch without blocks."""
+        return super().score(batch, x)
+
+    def divide(self, batch: Batch) -> "Division":
+        """Which positions are context and which are generated. Raises: UserError where the batch does not say."""
+        if not self.config.encoder_layers:
+            return divide(batch.starts, batch.starts, False)
+        if batch.blocks is None:
+            raise UserError(f"network encoder_decoder {self.suffixes_only}")
+        return divide(batch.starts, batch.blocks, self.first is not None)
+
+    def encode(self, x: Tensor, rotation: Rotation, read: Span) -> Tensor:
+        """Embeddings of contexts, all in one row or a row each, to latents of the same shape."""
+        reader = Reader(rotation, read)
+        for block in self.stack[: self.config.encoder_layers]:
+            x = self.run_block(block, x, reader)
+        assert self.norm_latents is not None
+        return self.norm_latents(x)
+
+    def decode(self, x: Tensor, reader: Any) -> Tensor:
+        """Embeddings of generated tokens to the hidden states from which the next ones are read."""
+        for block in self.stack[self.config.encoder_layers :]:
+            x = self.run_block(block, x, reader)
+        return self.norm(x)
+
+    def rotation(self, places: Tensor, like: Tensor) -> Rotation:
+        c = self.config
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return Rotation(places.to(like.device), c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+
+    def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
+        compile_blocks([b for b in self.stack if isinstance(b, Block)], backend, dynamic=True)  # no two rows are alike
+        return self
+
+    def session(self, rows: int) -> "EncoderDecoderSession":
+        return EncoderDecoderSession(self, rows)
+
+    def cost(self) -> Cost:
+        c = self.config
+        G, D, _ = c.derived
+        generated, latent = cross_work(c) if c.encoder_layers else (linear_work(c), 0)
+        reading = c.encoder_layers * linear_work(c) + c.decoder_layers * latent
+        more = int(self.first is not None)  # what generation starts from is no token of the text
+
+        def divided(context: int, tokens: int) -> tuple[int, int]:
+            if not c.encoder_layers:
+                context, tokens = 0, context + tokens
+            else:
+                context += more
+            pairs = c.encoder_layers * context**2 + c.decoder_layers * tokens * (2 * context + tokens + 1) // 2
+            return reading * context + c.decoder_layers * generated * tokens, pairs
+
+        plain = Cost(
+            parameters=self.parameters_by_role(),
+            linear=c.decoder_layers * generated,
+            head=self.vocabulary * c.width,
+            pair=c.heads * D,
+            pairs=lambda n: divided(0, n)[1],
+            keys=lambda n: c.decoder_layers * (n + 1 + more),
+            cache=lambda n: 2 * c.decoder_layers * G * D * (n + more),
+            divided=divided,
+        )
+        if not c.encoder_layers:
+            return plain
+        read = {"prefill_linear": reading, "prefill_pairs": lambda n: c.encoder_layers * n**2, "held_back": True}
+        return replace(plain, **read) if self.first is None else _Started(**{**vars(plain), **read})
+
+
+class _Started(Cost):
+    """Where a prompt is context to its last token, and generation starts from a token of its own."""
+
+    def first_logits(self, n: int) -> int:
+        return self.prefill(n) + self.decode(n - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """The positions of a batch by what becomes of them, those of all documents behind each other.
+
+    context, generated: (N,) and (M,), places among the B T positions.  context_places, generated_places: from 0 in
+    each document.  read: contexts that the encoder's queries read.  own, cross: what the decoder's read.
+    """
+
+    context: Tensor
+    generated: Tensor
+    context_places: Tensor
+    generated_places: Tensor
+    read: Span
+    own: Span
+    cross: Span
+
+
+def divide(starts: Tensor, blocks: Tensor, reads_all: bool) -> Division:
+    """The last block of each document is generated, and what lies before is context.
+
+    reads_all: a token of its own stands for the first generated one, which becomes context, too.
+    """
+    index = torch.arange(starts.shape[1])
+    document = (index == starts).flatten().cumsum(0) - 1
+    count = int(document[-1]) + 1 if len(document) else 0
+    last = generated_from(starts, blocks).flatten()
+    index = index.expand_as(starts).flatten()
+    kinds = index <= last if reads_all else index < last, index >= last
+    places, firsts, numbers = [], [], []
+    for kind in kinds:
+        size = torch.bincount(document[kind], minlength=count)
+        first = size.cumsum(0) - size
+        places.append(torch.arange(int(kind.sum())) - first[document[kind]])
+        firsts.append(first)
+        numbers.append(size)
+    (context, generated), (reading, writing) = ([document[kind] for kind in kinds], firsts)
+
+    def all_of(documents: Tensor) -> Span:
+        first = reading[documents][None]
+        return Span(first, first + numbers[0][documents])
+
+    return Division(
+        *(kind.nonzero()[:, 0] for kind in kinds),
+        *places,
+        read=all_of(context),
+        own=causal(writing[generated][None]),
+        cross=all_of(generated),
+    )
+
+
+class Reader:
+    """Reads all that a stack is given at once; of a decoder, latents beside."""
+
+    def __init__(
+        self,
+        rotation: Rotation,
+        own: Span,
+        latents: Tensor | None = None,
+        turned: Rotation | None = None,
+        cross: Span | None = None,
+    ):
+        self.rotation, self.latents, self.turned = rotation, latents, turned
+        self.own = Planned(own, own.lo.shape[1])
+        self.context = None if latents is None or cross is None else Planned(cross, latents.shape[1])
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.own.read(q, k, v)
+
+    def cross(self, block: CrossBlock, q: Tensor) -> Tensor:
+        assert self.latents is not None and self.context is not None
+        return self.context.read(q, *block.keys(self.latents, self.turned))
+
+
+class Planned:
+    """A span over so many keys, planned when it is first read by."""
+
+    def __init__(self, span: Span, keys: int):
+        self.span, self.keys, self.plan = span, keys, None
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not q.shape[2]:
+            return q  # no queries
+        self.plan = self.plan or plan_attention([self.span], [self.keys], device=q.device)
+        return attend(q, [Source(k, v, self.span)], plan=self.plan)
+
+
+class EncoderDecoderSession:
+    """Keys and values of the context, projected once, and caches of what is generated.
+
+    Contexts of unequal lengths are padded: behind, so that all count from 0, or in front, where generated tokens count
+    on from them. Without an encoder there is no context, and prompts are aligned at their ends.
+    """
+
+    def __init__(self, network: EncoderDecoder, rows: int):
+        self.network, self.rows = network, rows
+        self.caches = [Cache() for _ in range(network.config.decoder_layers)]
+        self.context: list[tuple[Tensor, Tensor]] = []
+        self.lo = self.hi = self.pads = torch.zeros(rows, dtype=torch.long)
+        self.columns = self.offset = 0
+
+    @torch.inference_mode()
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        if len(prompts) != self.rows or not all(prompts):
+            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        network = self.network
+        if not network.config.encoder_layers:
+            longest = max(map(len, prompts))
+            self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
+            return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+        if network.first is None:
+            self.read([prompt[:-1] for prompt in prompts])
+            return self.step(torch.tensor([prompt[-1] for prompt in prompts]))
+        self.read(prompts)
+        return self.step(torch.full((self.rows,), network.first))
+
+    def read(self, contexts: list[list[int]]) -> None:
+        """Encodes the contexts (B, N), and projects them for every layer."""
+        network, lengths = self.network, torch.tensor([len(context) for context in contexts])
+        N = int(lengths.max())
+        goes_on = network.config.decoder_positions == "offset"
+        self.lo = N - lengths if goes_on else torch.zeros_like(lengths)
+        self.hi, self.offset = self.lo + lengths, N if goes_on else 0
+        tokens = torch.zeros(self.rows, N, dtype=torch.long)
+        for row, (first, context) in enumerate(zip(self.lo.tolist(), contexts, strict=True)):
+            tokens[row, first : first + len(context)] = torch.tensor(context, dtype=torch.long)
+        x = network.embed(tokens.to(network.table.weight.device))
+        rotation = network.rotation(torch.arange(N), x)
+        latents = network.encode(x, rotation, self.inside(N))
+        decoder = network.stack[network.config.encoder_layers :]
+        self.context = [block.keys(latents, rotation) for block in decoder]  # type: ignore[operator]
+
+    def inside(self, queries: int) -> Span:
+        """The context of every row, for so many queries."""
+        return Span(self.lo[:, None].expand(-1, queries), self.hi[:, None])
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        network = self.network
+        x = network.embed(tokens.reshape(self.rows, -1).to(network.table.weight.device))
+        n = x.shape[1]
+        self.columns += n
+        positions = torch.arange(self.columns - n, self.columns)
+        self.rotation = network.rotation(self.offset + positions, x)
+        self.own = Planned(causal(self.pads[:, None].expand(-1, n), positions=positions), self.columns)
+        if self.context:
+            self.planned = Planned(self.inside(n), self.context[0][0].shape[2])
+        return (network.decode(x, self)[:, -1] @ network.head.T).float()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.own.read(q, *self.caches[layer - self.network.config.encoder_layers].append(k, v))
+
+    def cross(self, block: CrossBlock, q: Tensor) -> Tensor:
+        return self.planned.read(q, *self.context[block.layer - self.network.config.encoder_layers])
+
+    def fork(self) -> "EncoderDecoderSession":
+        other = EncoderDecoderSession(self.network, self.rows)
+        other.caches, other.context = [cache.fork() for cache in self.caches], self.context
+        other.lo, other.hi, other.pads = self.lo, self.hi, self.pads
+        other.columns, other.offset = self.columns, self.offset
+        return other
+
+    @property
+    def bytes(self) -> int:
+        return sum(cache.bytes for cache in self.caches) + sum(k.nbytes + v.nbytes for k, v in self.context)

@@ -1,0 +1,83 @@
+"""The plain decoder that reads its prompt in both directions: the true prefix LM.
+
+    prompt a0 a1 a2, then a3 a4        a0 .. a2 read a0 a1 a2       [s, n)
+                                       a3 reads a0 .. a3            [s, i+1)
+
+Nothing is added to the plain decoder, so it starts from a trained one (`start: {run: ...}`); objective prefix_lm shows
+it prompts. A text without a prompt (`Batch.blocks`) is read causally. A prompt can not grow once it is read.
+
+Cost: n (n - 1) / 2 pairs more a layer for a prompt of n tokens.
+Shapes: B rows, T tokens.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.corpus import Batch, generated_from
+from tandem.networks.cost import Cost
+from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
+from tandem.networks.network import Network
+from tandem.nn.spans import Span
+from tandem.recipe import register
+
+
+@register("network", "prefix_decoder")
+class PrefixDecoder(Decoder):
+    """The plain decoder, its prompt read in both directions."""
+
+    class Config(Decoder.Config):
+        window: None = None
+        """Every token may read all of its document."""
+
+    @classmethod
+    def tiny(cls) -> dict[str, Any]:
+        learned = {"positions": "learned", "key_heads": 2, "tied": False}
+        return {
+            name: cls.Config(width=32, heads=4, depth=2, **own)
+            for name, own in {"house": {}, "learned": learned}.items()
+        }
+
+    def reader(self, x: Tensor, batch: Batch) -> SpanReader:
+        span = self.span(batch.starts)
+        if batch.blocks is not None:
+            span = Span(span.lo, torch.maximum(span.hi, generated_from(batch.starts, batch.blocks) + 1))
+        return SpanReader(self, span, x)
+
+    def start_from(self, other: Network) -> None:
+        """Also from a trained plain decoder, whose function it has as long as there is no prompt."""
+        if type(other) is Decoder and other.config.window is None:
+            same = PrefixDecoder(self.Config(**other.config.model_dump()), other.vocabulary, other.context)
+            same.load_state_dict(other.state_dict(), assign=True)
+            other = same
+        super().start_from(other)
+
+    def session(self, rows: int) -> "PrefixDecoderSession":
+        return PrefixDecoderSession(self, rows)
+
+    def cost(self) -> Cost:
+        plain = super().cost()
+
+        def divided(context: int, tokens: int) -> tuple[int, int]:
+            n = context + tokens
+            return plain.linear * n, plain.pairs(n) + context * (context + 1) // 2
+
+        return replace(plain, prefill_pairs=lambda n: n * n, divided=divided)
+
+
+class PrefixDecoderSession(DecoderSession):
+    """A decoder's session whose prompt is read in both directions."""
+
+    reads_prompt = False
+
+    def prefill(self, prompts: list[list[int]]) -> Tensor:
+        self.reads_prompt = True
+        logits = super().prefill(prompts)
+        self.reads_prompt = False
+        return logits
+
+    def _span(self, queries: int, keys: int) -> Span:
+        span = super()._span(queries, keys)
+        return Span(span.lo, torch.full_like(span.hi, keys)) if self.reads_prompt else span

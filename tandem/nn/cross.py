@@ -1,0 +1,86 @@
+"""The block of a decoder beside an encoder: it reads its own stream, then what the encoder made of the context.
+
+    x ──┬─ norm ─ q, k, v ─ reader ─ output ─┬─ + ──┬─ norm ─ q ─ reader ─ output ─┬─ + ──┬─ norm ─ mlp ─┬─ + ──
+        └────────────────────────────────────┘      └─────────────────────────────┘      └──────────────┘
+                                                            latents ─ k, v
+
+A context that is empty adds nothing. Keys and values of the latents are projected once for a text: the reader asks
+for them, in training for those of a batch, in decoding before the first token.
+
+Cost: 4 C^2 more than a block: 2 C^2 for each generated token, 2 C^2 for each latent.
+Shapes: B rows, T tokens, N latents, C width, H heads, G key heads, D head width.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tandem.nn.block import Block, BlockConfig, Reader, linear_work, turned
+from tandem.nn.init import Linear
+from tandem.nn.norm import norm
+from tandem.nn.rope import Rotation
+
+
+class CrossReader(Reader, Protocol):
+    """A reader that also knows what queries read of the context."""
+
+    def cross(self, block: "CrossBlock", q: Tensor) -> Tensor:
+        """y (B, H, T, D) of queries of the same shape."""
+        ...
+
+
+class CrossBlock(Block):
+    """A block with attention to the context between its own attention and its MLP."""
+
+    def __init__(self, config: BlockConfig, layer: int):
+        super().__init__(config, layer)
+        c, (G, D, _) = config, config.derived
+        queries, keys = c.heads * D, G * D
+        self.norm_cross = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.cross_q = Linear(c.width, queries, bias=c.bias, role="attention")
+        self.cross_kv = Linear(c.width, 2 * keys, bias=c.bias, role="attention", parts=(keys, keys))
+        self.cross_output = Linear(queries, c.width, bias=c.bias, role="attention_out")
+        self.cross_norm_q = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.cross_norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+
+    def forward(self, x: Tensor, reader: CrossReader, **_: Any) -> Tensor:  # type: ignore[override]
+        """x (B, T, C) to (B, T, C)."""
+        project, ask, finish = (self.kernels if torch.is_grad_enabled() else None) or self.parts()
+        q, k, v = project(self, x, reader.rotation)
+        x, q = ask(self, x, reader(self.layer, q, k, v), reader.rotation)
+        return finish(self, x, reader.cross(self, q))
+
+    @classmethod
+    def parts(cls) -> tuple[Callable, ...]:
+        return cls.project, cls.ask, cls.finish
+
+    def ask(self, x: Tensor, y: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """x with what was read of its own stream, and its queries (B, H, T, D) to the context."""
+        x = self.add(x, y)
+        return x, self._heads(self.cross_q(self.norm_cross(x)), self.heads, self.cross_norm_q, x, rotation)
+
+    def keys(self, latents: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, N, D) of latents (B, N, C)."""
+        k, v = self.cross_kv(latents).chunk(2, dim=-1)
+        v = v.unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
+        return self._heads(k, self.key_heads, self.cross_norm_k, latents, rotation), v
+
+    @staticmethod
+    def _heads(flat: Tensor, heads: int, norm: nn.Module | None, stream: Tensor, rotation: Rotation | None) -> Tensor:
+        split = flat.unflatten(-1, (heads, -1))
+        if norm is not None:
+            split = norm(split.to(stream.dtype))  # float32 also under mixed precision, like every norm
+        return turned(split, rotation, flat.dtype)
+
+    def finish(self, x: Tensor, y: Tensor) -> Tensor:
+        """Adds to x what was read of the context, y (B, H, T, D), and the MLP of the sum."""
+        x = x + self.cross_output(y.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+def cross_work(config: BlockConfig) -> tuple[int, int]:
+    """Multiply-adds of one block for one generated token, and for one latent."""
+    G, D, _ = config.derived
+    return linear_work(config) + 2 * config.width * config.heads * D, 2 * config.width * G * D

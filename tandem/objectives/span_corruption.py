@@ -1,0 +1,77 @@
+"""Span corruption: pieces of a document are cut out of what the encoder reads, and the decoder writes them.
+
+    encoder   a0 <0> a3 a4 <1> a6 $            decoder   <start> <0> a1 a2 <1> a5
+                                               asked     <0> a1 a2 <1> a5 $
+
+Sentinels are asked for like words, so the softmax of this objective has their rows as well; a score never has. A run of
+it alone is no language model: prefix LM makes it one (objectives/prefix_lm.py), started from its weights.
+
+Source: T5 (Raffel et al. 2020); pieces and documents: corpus/corruption.py.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption, PackedRows
+from tandem.corpus.corruption import Sampler
+from tandem.networks.network import Network
+from tandem.objectives.phases import Phase
+from tandem.objectives.prefix_lm import asked_loss
+from tandem.recipe import Recipe, Settings, register
+
+
+@register("objective", "span_corruption")
+class SpanCorruption:
+    """Restore pieces that were cut out of a document, each behind its sentinel."""
+
+    class Config(Settings):
+        density: Annotated[float, Field(gt=0, lt=1)] = 0.15
+        """Share of the tokens that is cut out."""
+        span: Annotated[float, Field(ge=1)] = 4.0
+        """Mean tokens of a piece."""
+        sentinels: int = Field(100, ge=1)
+        """Most pieces of a document."""
+        sampler: Sampler = "exact"
+        """exact: that share, in pieces apart; poisson: less, in pieces that may touch, as in the authors' code."""
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        if reason := cls.refusal(recipe.choice("network")):
+            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
+        elif recipe.network.sentinels < recipe.objective.sentinels:
+            yield "objective.sentinels", f"network.sentinels is {recipe.network.sentinels}; give it as many"
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @classmethod
+    def tiny(cls) -> dict[str, Config]:
+        """Settings by name at which the contract is tested."""
+        return {"": cls.Config(sentinels=5)}
+
+    @classmethod
+    def refusal(cls, network: type[Network]) -> str:
+        """Why a network can not be asked so; empty: it can."""
+        has_encoder = "sentinels" in network.Config.model_fields
+        return "" if has_encoder else "has no encoder that could read a text with gaps; encoder_decoder has"
+
+    def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
+        """Of a run of `steps` steps: one."""
+        c = self.config
+        view = CorruptedRows(rows, Corruption(c.density, c.span, c.sentinels, c.sampler))
+        return [Phase(0, view, note="texts with gaps alone", parts=view.parts)]
+
+    def count(self, network: Network, batch: Batch) -> dict[str, int]:
+        """Targets, sentinels and document ends among them, and what the network adds."""
+        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
+
+    def floor(self, batch: Batch) -> float:
+        """The least mean that a batch allows a network that knows it by heart, nats."""
+        return 0.0
+
+    def loss(self, network: Any, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
+        return asked_loss(network, batch, counts, head=network.head_with_sentinels)
