@@ -97,6 +97,10 @@ class BoundaryDecoder(Decoder):
             return super().scoring(store, context, rows, documents)
         return scoring_boundary_rows(store, context, rows, documents)
 
+    @property
+    def ids(self) -> int:
+        return len(self.head)
+
     def reader(self, x: Tensor, batch: Batch) -> Any:
         sentences = getattr(batch, "sentences", None)
         if self.config.sentences != "gist" or sentences is None:  # a document without boundaries is one sentence
@@ -174,7 +178,7 @@ class GistSession(DecoderSession):
         own, index, ends = self.spans
         return attend(q, [Source(k, v, own), Source(gathered(k, index), gathered(v, index), ends)], plan=self.plan)
 
-    def fork(self) -> "GistSession":
-        other = super().fork()
-        other.sentences = self.sentences
+    def fork(self, rows: Tensor | None = None) -> "GistSession":
+        other = super().fork(rows)
+        other.sentences = self.sentences if rows is None else self.sentences[rows.cpu()]
         return other

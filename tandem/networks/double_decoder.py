@@ -169,6 +169,11 @@ class DoubleDecoder(Network):
             return training_blocks(c, starts, batch.key, batch.row)
         return scoring_blocks(c, starts, batch.tokens.cpu(), self.context, number)
 
+    def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
+        """As `Network.read`, by the first of the partitions that scores are made of."""
+        x = self.embed(batch.tokens) if x is None else x
+        return self.generated(x, self.latents(x, batch.starts), batch.starts, self.partition(batch, number=0))
+
     def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """As `Network.score`: the mean over P partitions, or by the blocks that the batch names.
 

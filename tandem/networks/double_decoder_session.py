@@ -70,9 +70,9 @@ class CachedStack:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, [Source(*self.caches[layer].append(k, v), self.span)], plan=self.plan)
 
-    def fork(self) -> "CachedStack":
-        other = type(self)(self.network, self.stack, self.pads)
-        other.caches = [cache.fork() for cache in self.caches]
+    def fork(self, rows: Tensor | None = None) -> "CachedStack":
+        other = type(self)(self.network, self.stack, self.pads if rows is None else self.pads[rows.cpu()])
+        other.caches = [cache.fork(rows) for cache in self.caches]
         return other
 
     @property
@@ -90,7 +90,7 @@ class GenerationCaches(CachedStack):
     def put(self, latents: Tensor) -> None:
         """The next columns are latents (B, n, C), in place of the own tokens."""
         rotation = self.network.rotation(self.boundary, latents.shape[1], latents)
-        self.caches = [cache.fork(self.boundary) for cache in self.caches]
+        self.caches = [cache.fork(entries=self.boundary) for cache in self.caches]
         for (k, v), cache in zip(self._keys_of(latents, rotation), self.caches, strict=True):
             cache.append(k, v)
         self.boundary, self.sink = self.boundary + latents.shape[1], ()
@@ -115,10 +115,13 @@ class GenerationCaches(CachedStack):
         own = Span((first - n).clamp_min(0), self.span.hi - n)
         return block.read(q, Source(own_k, own_v, own), Source(k, v, latents))  # type: ignore[operator]
 
-    def fork(self) -> "GenerationCaches":
-        other = super().fork()
+    def fork(self, rows: Tensor | None = None) -> "GenerationCaches":
+        other = super().fork(rows)
         assert isinstance(other, GenerationCaches)
-        other.boundary, other.sink = self.boundary, self.sink
+        other.boundary = self.boundary
+        other.sink = tuple(
+            (k, v) if rows is None else (k[rows.to(k.device)], v[rows.to(v.device)]) for k, v in self.sink
+        )
         return other
 
     @property
@@ -196,11 +199,14 @@ class DoubleDecoderSession:
         self.generation.put(context.latents)
         return self
 
-    def fork(self) -> "DoubleDecoderSession":
-        """An independent continuation of the same texts; latents are shared, caches until they are appended to."""
-        other = DoubleDecoderSession(self.network, self.rows, self.keep, self.swap)
-        other.context_caches, other.generation = self.context_caches.fork(), self.generation.fork()
+    def fork(self, rows: Tensor | None = None) -> "DoubleDecoderSession":
+        """As `Session.fork`; of all rows, latents are shared, and caches until they are appended to."""
+        other = DoubleDecoderSession(self.network, self.rows if rows is None else len(rows), self.keep, self.swap)
+        other.context_caches, other.generation = self.context_caches.fork(rows), self.generation.fork(rows)
         other.latents, other.own = self.latents, [*self.own]
+        if rows is not None:
+            other.latents = None if self.latents is None else self.latents[rows.to(self.latents.device)]
+            other.own = [tokens[rows.to(tokens.device)] for tokens in self.own]
         return other
 
     @property

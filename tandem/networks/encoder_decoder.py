@@ -82,14 +82,16 @@ class EncoderDecoder(Network):
         depth = c.encoder_layers + c.decoder_layers
         self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
         self.norm_latents = self._final_norm() if c.encoder_layers else None
-        self.norm = self._final_norm()
+        self.norm = self._final_norm(c.width_ratio**-0.5)
         if generator is not None:
             initialise(self, c.init, depth, generator)
 
-    def _final_norm(self) -> nn.Module:
+    def _final_norm(self, scale: float = 1.0) -> nn.Module:
         c = self.config
         is_layer = c.final_norm == "layer"
-        return norm(c.final_norm or c.norm, c.width, 1e-5 if is_layer else c.norm_eps, bias=is_layer or c.bias)
+        return norm(
+            c.final_norm or c.norm, c.width, 1e-5 if is_layer else c.norm_eps, bias=is_layer or c.bias, scale=scale
+        )
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -386,10 +388,12 @@ class EncoderDecoderSession:
     def cross(self, block: CrossBlock, q: Tensor) -> Tensor:
         return self.planned.read(q, *self.context[block.layer - self.network.config.encoder_layers])
 
-    def fork(self) -> "EncoderDecoderSession":
-        other = EncoderDecoderSession(self.network, self.rows)
-        other.caches, other.context = [cache.fork() for cache in self.caches], self.context
-        other.lo, other.hi, other.pads = self.lo, self.hi, self.pads
+    def fork(self, rows: Tensor | None = None) -> "EncoderDecoderSession":
+        kept = torch.arange(self.rows) if rows is None else rows.cpu()
+        other = EncoderDecoderSession(self.network, len(kept))
+        other.caches = [cache.fork(rows) for cache in self.caches]
+        other.context = [(k[kept.to(k.device)], v[kept.to(v.device)]) for k, v in self.context]
+        other.lo, other.hi, other.pads = self.lo[kept], self.hi[kept], self.pads[kept]
         other.columns, other.offset = self.columns, self.offset
         return other
 

@@ -140,7 +140,7 @@ class Gestalt(Network):
         self.places = Embedding(c.positions_of_row, c.width) if c.positions == "learned" else None
         kinds = BLOCKS[c.blocks]
         self.stack = nn.ModuleList(kinds[layer % len(kinds)](c, layer) for layer in range(c.depth))
-        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias, scale=c.width_ratio**-0.5)
         self.thought = ThoughtHead(c)
         if generator is not None:
             initialise(self, c.init, c.depth, generator)
@@ -230,6 +230,10 @@ class Gestalt(Network):
     def reads_memory(self, layers: Iterable[int]) -> list[int]:
         """Those of the layers that have cross-attention to anything."""
         return [layer for layer in layers if self.config.memory and hasattr(self.stack[layer], "memory")]
+
+    @property
+    def ids(self) -> int:
+        return self.vocabulary + 1
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table(tokens)

@@ -178,13 +178,15 @@ class GestaltSession:
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
-    def fork(self) -> "GestaltSession":
+    def fork(self, rows: Tensor | None = None) -> "GestaltSession":
+        kept = torch.arange(self.rows) if rows is None else rows.cpu()
         other = GestaltSession.__new__(GestaltSession)
         other.__dict__ |= self.__dict__
-        other.held, other.slots, other.known = self.held.copy(), self.slots.copy(), self.known.copy()
-        other.own = {layer: kv.clone() for layer, kv in self.own.items()}
-        other.thoughts = dict(self.thoughts)
-        other.seeds = list(self.seeds)
+        other.rows = len(kept)
+        other.held, other.slots, other.known = (x[kept.numpy()] for x in (self.held, self.slots, self.known))
+        other.own = {layer: kv[:, kept.to(kv.device)] for layer, kv in self.own.items()}
+        other.thoughts = {layer: x[kept.to(x.device)] for layer, x in self.thoughts.items()}
+        other.seeds = [self.seeds[row] for row in kept]
         return other
 
     @property

@@ -51,7 +51,7 @@ class Cache:
         return 0 if self.kv is None else self._held(self.kv).nbytes
 
     def fork(self, rows: Tensor | None = None, entries: int | None = None) -> "Cache":
-        """An independent continuation of all rows, or of those in `rows`, (N,), with the first `entries` alone if given.
+        """A continuation of its own, of all rows or those in `rows`, (N,), with all or the first `entries` entries.
 
         Of all rows, storage is shared until the first append, which copies what is held.
         """
