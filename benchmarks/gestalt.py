@@ -48,7 +48,7 @@ def streams(step: int, tokens: int = TOKENS, sentences: int = 30) -> StreamBatch
     targets = torch.cat([part for piece in pieces for part in (piece, end)])[None]
     made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
     ids = list(range(len(lengths)))
-    return StreamBatch(text, targets, lengths, ids, [0] * len(ids), **stream_totals(made), end_weight=0.05)
+    return StreamBatch(text, targets, lengths, ids, [0] * len(ids), *stream_totals(made), end_weight=0.05)
 
 
 def packed(network: Gestalt, batch: StreamBatch) -> None:
@@ -104,7 +104,7 @@ def kept(recompute: bool, steps: int) -> int:
     made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
     text = torch.zeros(sum(map(sum, lengths)), dtype=torch.long)
     targets = torch.zeros(1, len(text) + 8 * steps, dtype=torch.long)
-    batch = StreamBatch(text, targets, lengths, list(range(8)), [0] * 8, **stream_totals(made))
+    batch = StreamBatch(text, targets, lengths, list(range(8)), [0] * 8, *stream_totals(made))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         network(network.embed(batch.tokens.to(DEVICE)), batch.to(DEVICE))
     return sum(size for size, _ in seen.values())

@@ -81,7 +81,9 @@ def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) 
             torch.cuda.empty_cache() if torch.cuda.is_available() else None
     for _ in range(rounds):
         for name in [name for name in arms if name not in failed]:
-            times[name].append(1e3 * _time(arms[name]) if not torch.cuda.is_available() else _device_ms(arms[name]))
+            times[name].append(
+                1e3 * _time(arms[name], time.perf_counter) if not torch.cuda.is_available() else _device_ms(arms[name])
+            )
     quartiles = {name: statistics.quantiles(x, n=4) if rounds > 1 else x * 3 for name, x in times.items() if x}
     return {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()} | failed
 

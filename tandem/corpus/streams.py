@@ -87,6 +87,10 @@ class StreamBatch:
     key: int | None = None
     document_end: int | None = None
 
+    def keyed(self, key: int, part: int) -> "StreamBatch":
+        """As `Batch.keyed`; what is drawn goes by the streams."""
+        return replace(self, key=key)
+
     def to(self, device: torch.device | str) -> "StreamBatch":
         """Moves tokens and targets; the rest is host integers."""
         return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))

@@ -12,7 +12,7 @@ Letters: B rows, T tokens of a row.
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class Batch:
     key: int | None = None
     row: int = 0
     blocks: Tensor | None = None
+
+    def keyed(self, key: int, part: int) -> Self:
+        """As the part of a step of which other parts have as many rows."""
+        return replace(self, key=key, row=part * len(self.tokens))
 
     def to(self, device: torch.device | str) -> "Batch":
         """Moves tokens and targets; `starts` and `blocks` stay on the host, where spans are planned."""

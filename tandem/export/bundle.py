@@ -3,8 +3,8 @@
     bundle({"tandem.networks.sps": {"SPS"}})      {"tandem_networks_sps.py": "...", "tandem_nn_block.py": "...", ...}
 
 Names are followed from the given ones on: a module keeps, as they are written, the statements that define what is
-needed, and their comments. So what is exported is the very code that trained the network, and a new network is
-exported by being imported. Only imports are written anew: within Tandem they become relative, for `transformers` copies
+needed, and their comments; classes leave out what only training and tests ask of them (AT_HOME). So what is exported is
+the very code that trained the network, and a new network is exported by being imported. Only imports are written anew: within Tandem they become relative, for `transformers` copies
 what a file of a model imports from beside it; and pydantic, which reads recipes, gives way to export/plain.py.
 """
 
@@ -19,6 +19,9 @@ HOUSE = "tandem"
 PLAIN = f"{HOUSE}.export.plain"
 STAND_INS = {("pydantic", "Field"): (PLAIN, "Field"), (f"{HOUSE}.recipe.settings", "Settings"): (PLAIN, "Settings")}
 """(module, name) -> what exported code has in its place."""
+
+AT_HOME = {"view", "scoring", "prompt", "check", "drawing", "degenerate", "tiny", "start_from"}
+"""Methods that read a corpus, or that serve the contract: what is exported reads the ids that it is given."""
 
 ROOT = Path(__file__).parents[1]
 Import = ast.Import | ast.ImportFrom
@@ -105,7 +108,7 @@ class _Gathered:
             self.need(*replaced)
         if replaced or isinstance(node, Import):
             return
-        for inner in ast.walk(node):
+        for inner in _walked(node):
             if isinstance(inner, Import):
                 self._keep_import(inner)
             elif (name := _named(inner)) in source.defined and source.defined[name] != number:
@@ -137,8 +140,10 @@ class _Gathered:
 
     def _with_imports(self, source: Source, number: int) -> str:
         """A statement as it is written, but for the imports within it."""
-        text = source.lines(number)
-        for inner in ast.walk(source.statements[number][2]):
+        text, node = source.lines(number), source.statements[number][2]
+        for method in _left_at_home(node):
+            text = text.replace(_lines_of(source.text, method), "")
+        for inner in _walked(node):
             if isinstance(inner, Import):
                 written = ast.get_source_segment(source.text, inner)
                 assert written is not None
@@ -161,6 +166,31 @@ class _Gathered:
                 flat = self.flat(module)
                 lines.append(f"from .{flat} import __name__ as _; from . import {flat} as {alias.asname or alias.name}")
         return [ast.unparse(ast.ImportFrom(module, few, 0)) for module, few in names.items()] + lines
+
+
+def _left_at_home(node: ast.stmt) -> list[ast.stmt]:
+    """Methods of a class that are not exported."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [inner for inner in body if isinstance(inner, ast.FunctionDef) and inner.name in AT_HOME]
+
+
+def _walked(node: ast.stmt) -> Iterator[ast.AST]:
+    """All within a statement that is exported with it."""
+    left = _left_at_home(node)
+    if not left:
+        yield from ast.walk(node)
+        return
+    for inner in ast.iter_child_nodes(node):
+        if inner not in left:
+            yield from ast.walk(inner)
+
+
+def _lines_of(text: str, method: ast.stmt) -> str:
+    """A method as it is written, with its decorators and the empty line before it."""
+    assert isinstance(method, ast.FunctionDef)
+    first = min([method.lineno, *(decorator.lineno for decorator in method.decorator_list)])
+    lines = text.splitlines(keepends=True)
+    return "".join(lines[first - 2 : method.end_lineno])
 
 
 def _path(module: str) -> Path:

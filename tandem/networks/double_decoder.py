@@ -60,6 +60,8 @@ class DoubleDecoder(Network):
     watch: Watch | None = None
     """Analyses set it on an instance."""
 
+    divides = True
+
     class Config(BlockConfig):
         context_layers: int = Field(4, ge=1)
         """Blocks of the stack that reads the context."""

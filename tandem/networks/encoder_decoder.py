@@ -54,6 +54,8 @@ class EncoderDecoder(Network):
         "alone: train it by objective span_corruption or prefix_lm, and score it with evaluation.prefix: true"
     )
 
+    divides = True
+
     class Config(BlockConfig):
         encoder_layers: int = Field(4, ge=0)
         """Blocks that read the context; 0: the plain decoder."""

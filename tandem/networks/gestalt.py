@@ -390,5 +390,5 @@ def cut_rows(starts: Tensor, cap: int) -> list[list[int]]:
         edges = [i for i in range(T) if i == 0 or row[i] != row[i - 1]] + [T]
         for a, b in itertools.pairwise(edges):
             full, rest = divmod(b - a, cap)
-            found.append([cap] * full + ([rest] if rest else []))
+            found.append([cap] * full + [rest])
     return found

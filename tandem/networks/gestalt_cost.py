@@ -89,8 +89,11 @@ class GestaltCost(Cost):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def training(self, context: int, documents: Sequence[int] | None = None) -> dict[str, int]:
-        """FLOPs of one row of `context` tokens, each document one stream."""
+    def training(
+        self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
+    ) -> dict[str, int]:
+        """FLOPs of one row of `context` tokens, each document one stream; all of it is asked."""
+        assert parts is None, "sentences have no break points"
         total = {"linear": 0, "attention": 0, "head": 0}
         for n in documents or [context]:
             full, rest = divmod(n, self.sentence)

@@ -66,6 +66,8 @@ class Network(nn.Module):
     """Whether it asks a store for its sentences."""
     suffixes_only: ClassVar[str] = ""
     """Why it is asked for the end of a text alone, given what lies before (`Batch.blocks`); empty: for all of it."""
+    divides: ClassVar[bool] = False
+    """Whether what it makes of a text depends on where a session's prompt ends."""
     sentinels: int = 0
     """Ids of its table that stand for what was cut out of a text."""
 

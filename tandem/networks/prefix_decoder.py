@@ -28,6 +28,8 @@ from tandem.recipe import register
 class PrefixDecoder(Decoder):
     """The plain decoder, its prompt read in both directions."""
 
+    divides = True
+
     class Config(Decoder.Config):
         window: None = None
         """Every token may read all of its document."""

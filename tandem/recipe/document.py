@@ -185,7 +185,9 @@ def find(reference: str, beside: Path = Path()) -> Path:
         return named[reference]
     wanted = beside / reference
     if wanted.suffix not in (".yaml", ".yml"):
-        near = next((name for name in named if name.endswith(f"/{reference}")), reference)
+        near = next(
+            (name for name in named if name.endswith(f"/{reference}") or reference.endswith(f"/{name}")), reference
+        )
         near = did_you_mean(near, named)
     elif wanted.is_file():
         return wanted

@@ -188,7 +188,10 @@ def check_fork_of_rows(case: Case) -> None:
     """A fork of some rows, in another order or several times, goes on with their texts."""
     network, rows = case.build(), [2, 0, 0, 1]
     prompts, more = [document(n, n)[:-1] for n in (14, 6, 9)], [document(9, 10 + row) for row in range(4)]
-    full = [log_probabilities(network, prompts[row] + rest) for row, rest in zip(rows, more, strict=True)]
+    full = [
+        log_probabilities(network, prompts[row] + rest, prompt=len(prompts[row]))
+        for row, rest in zip(rows, more, strict=True)
+    ]
     session = network.session(3)
     session.prefill(prompts)
     other = session.fork(torch.tensor(rows))
@@ -348,7 +351,7 @@ def check_flops(case: Case) -> None:
 
     expected = cost.training(n, parts=(begin, n - begin) if begin else None)
     matrices, attention = _flops(backpropagate)
-    head = 6 * n * cost.head  # of the targets here; in training a network may also ask for sentence ends
+    head = 6 * (n - begin) * cost.head  # of the targets here; in training a network may also ask for sentence ends
     assert expected["head"] >= head, f"cost says {expected['head']:,} training FLOPs of the head, {head:,} are needed"
     _equal(matrices, expected["linear"] + cost.once + head, "training FLOPs of matrices")
     # PyTorch's math attention keeps its scores: 12 a pair and channel where `cost` counts 14 with their recomputation

@@ -9,7 +9,6 @@ Randomness comes from generators keyed by (seed, purpose), so that one part draw
 import copy
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -190,10 +189,7 @@ class Run:
         pieces = self.recipe.batch.micro_batches
         first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
         key = keyed(self.recipe.seed, f"step/{step}")
-        batches = [self.view.batch(step, part, parts) for part in range(first, first + pieces)]
-        return [
-            replace(batch, key=key, row=part * len(batch.tokens)) for part, batch in enumerate(batches, start=first)
-        ]
+        return [self.view.batch(step, part, parts).keyed(key, part) for part in range(first, first + pieces)]
 
     def autocast(self):
         return autocast(self.device.value, self.precision.value)

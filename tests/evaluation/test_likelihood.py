@@ -84,7 +84,8 @@ def test_nats_become_nll_bits_per_byte_and_perplexity():
 
 def test_the_standard_error_of_a_ratio_is_over_documents():
     def found(nats, tokens, size):
-        return Likelihood(np.arange(len(nats)), np.array(nats, float), np.array(tokens), np.array(size))
+        none = np.zeros(len(nats))
+        return Likelihood(np.arange(len(nats)), np.array(nats, float), np.array(tokens), np.array(size), none, none)
 
     alike = found([1.0, 3.0, 2.0, 4.0], [2, 2, 2, 2], [8, 8, 8, 8])  # equal weights: that of a mean
     assert alike.nll_error == pytest.approx(np.std([0.5, 1.5, 1.0, 2.0], ddof=1) / 2, rel=1e-12)

@@ -26,21 +26,8 @@ def look(folder: Path) -> dict:
     seen["ids"] = [row.input_ids[0].tolist() for row in rows]
     seen["text"] = [tokenizer.decode(ids) for ids in seen["ids"]]
 
-    with torch.no_grad():
-        alone = [model(**row).logits[0] for row in rows]
-        padded = model(**batch).logits
-        right_ids, right_mask = batch.input_ids.clone(), batch.attention_mask.flip(1)
-        for n, row in enumerate(rows):
-            length = row.input_ids.shape[1]
-            right_ids[n, :length] = row.input_ids[0]
-            right_ids[n, length:] = tokenizer.pad_token_id
-        right = model(right_ids, right_mask).logits
-        seen["loss"] = [float(model(**row, labels=row.input_ids).loss) for row in rows]
-    wanted = map(torch.tensor, expected["logits"])
-    seen["logits"] = off(zip(alone, wanted, strict=True))
-    seen["left"] = off((padded[n, -len(logits) :], logits) for n, logits in enumerate(alone))
-    seen["right"] = off((right[n, : len(logits)], logits) for n, logits in enumerate(alone))
-    seen["pieces"] = by_pieces(model, rows[0].input_ids, alone[0])
+    if not model.network.suffixes_only:
+        seen |= logits_of(model, tokenizer, batch, rows, expected["logits"])
 
     def goes_on(inputs, **how):
         torch.manual_seed(0)
@@ -56,8 +43,30 @@ def look(folder: Path) -> dict:
     }
     for name, how in ways.items():
         seen[f"{name} by cache"] = goes_on(batch, **how)
-        seen[f"{name} by pass"] = goes_on(batch, use_cache=False, **how)
+        if not model.network.divides:
+            seen[f"{name} by pass"] = goes_on(batch, use_cache=False, **how)
     seen["beams alone"] = [goes_on(row, num_beams=3)[0] for row in rows]
+    return seen
+
+
+def logits_of(model, tokenizer, batch, rows, expected) -> dict:
+    """How far they are off, however rows are padded and pieces cut."""
+    seen = {}
+    with torch.no_grad():
+        alone = [model(**row).logits[0] for row in rows]
+        padded = model(**batch).logits
+        right_ids, right_mask = batch.input_ids.clone(), batch.attention_mask.flip(1)
+        for n, row in enumerate(rows):
+            length = row.input_ids.shape[1]
+            right_ids[n, :length] = row.input_ids[0]
+            right_ids[n, length:] = tokenizer.pad_token_id
+        right = model(right_ids, right_mask).logits
+        seen["loss"] = [float(model(**row, labels=row.input_ids).loss) for row in rows]
+    wanted = map(torch.tensor, expected)
+    seen["logits"] = off(zip(alone, wanted, strict=True))
+    seen["left"] = off((padded[n, -len(logits) :], logits) for n, logits in enumerate(alone))
+    seen["right"] = off((right[n, : len(logits)], logits) for n, logits in enumerate(alone))
+    seen["pieces"] = 0.0 if model.network.divides else by_pieces(model, rows[0].input_ids, alone[0])
     return seen
 
 

@@ -56,7 +56,8 @@ def folder(networks, foreign, tokenizer, tmp_path_factory):
     for name, network in networks.items():
         export(network, tokenizer, {}, root / name)
         source = foreign[name][1] if name in foreign else network
-        wanted = [logits(source, ids)[:, :V].tolist() for ids in rows]
+        is_blind = getattr(source, "suffixes_only", "")
+        wanted = [] if is_blind else [logits(source, ids)[:, :V].tolist() for ids in rows]
         (root / name / "expected.json").write_text(json.dumps({"texts": TEXTS, "logits": wanted}))
     return root
 
@@ -74,6 +75,9 @@ def seen(folder):
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_network_however_rows_are_padded_and_pieces_cut(name, seen):
     found = seen[name]
+    if name.startswith("encoder_decoder"):
+        assert "logits" not in found  # it has none of a whole text
+        return
     for what in ("logits", "left", "right", "pieces"):
         assert found[what] < FLOAT, what
 
@@ -83,7 +87,9 @@ def test_logits_are_those_of_the_network_however_rows_are_padded_and_pieces_cut(
 def test_texts_go_on_by_cache_as_by_a_pass_over_all_and_in_a_batch_as_alone(name, seen):
     found = seen[name]
     for way in ("greedy", "sampled", "beams", "several"):
-        assert found[f"{way} by cache"] == found[f"{way} by pass"], way
+        assert found[f"{way} by cache"] == found.get(f"{way} by pass", found[f"{way} by cache"]), way
+    divides = name.split("-")[0] in ("double_decoder", "encoder_decoder", "prefix_decoder")
+    assert ("greedy by pass" in found) != divides  # where prompts end, these read in another way
     for way in ("greedy", "beams"):
         assert found[f"{way} alone"] == found[f"{way} by cache"], way
     assert found["beams by cache"] != found["greedy by cache"]

@@ -110,7 +110,7 @@ def test_a_double_decoder_visits_0_59_of_the_square_on_average():
 
 def test_tiles_hold_at_most_so_many_queries_unless_they_are_triangles():
     T = 1024
-    blocks = starts_of(T, 0.003, 2)
+    blocks = starts_of(T, 0.003, 2)[:1]
     spans = [causal(blocks), Span(torch.zeros_like(blocks), blocks)]
     few, many = (plan_attention(spans, [T, T], most=most) for most in (128, None))
     tiles = [tile for strip in few.tiles.strips for tile in strip.tiles]

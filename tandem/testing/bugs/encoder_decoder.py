@@ -1,6 +1,6 @@
 """Bugs of the encoder-decoder, of span corruption and of prefix LM."""
 
-NETWORKS = "tests/networks/test_encoder_decoder.py"
+NETWORKS = "tests/networks/test_encoders.py"
 PREFIXES = "tests/corpus/test_prefixes.py"
 CORRUPTION = "tests/corpus/test_corruption.py"
 PREFIX_LM = "tests/objectives/test_prefix_lm.py"

@@ -1,6 +1,6 @@
 """Bugs of Thought Gestalt: detached, misplaced or miscounted thoughts."""
 
-GESTALT = "tests/networks/test_gestalt.py"
+GESTALT = "tests/networks/test_thoughts.py"
 PARITY = "tests/parity/test_gestalt.py"
 
 # fmt: off

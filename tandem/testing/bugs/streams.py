@@ -53,6 +53,8 @@ BUGS = {
         ("a session does not see where sentences begin", GIST,
          "tokens.cpu() == self.network.vocabulary + 1, columns, 0)",
          "tokens.cpu() == self.network.vocabulary + 2, columns, 0)"),
+        ("every step of a session opens a sentence", "decoding",
+         "self.sentences[:, -1:] if self.columns", "0 * self.sentences[:, -1:] + self.columns if self.columns"),
         ("boundaries have no share of the probability", GIST,
          "spare = 0 if self.config.sentences is None else 2", "spare = 0"),
     ],

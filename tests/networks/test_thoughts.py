@@ -40,7 +40,8 @@ def streams(lengths, seed=1, **more) -> StreamBatch:
         tokens.append(text)
         targets += [torch.cat((part, torch.tensor([VOCABULARY]))) for part in text.split(stream)]
     made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
-    given = {"end_weight": 0.05, "document_end": EOS} | stream_totals(made) | more
+    rows_at, tokens_at = stream_totals(made)
+    given = {"end_weight": 0.05, "document_end": EOS, "rows_at": rows_at, "tokens_at": tokens_at} | more
     ids, offsets = list(range(len(lengths))), [0] * len(lengths)
     empty = [torch.empty(0, dtype=torch.long)]
     return StreamBatch(torch.cat(tokens + empty), torch.cat(targets + empty)[None], lengths, ids, offsets, **given)
