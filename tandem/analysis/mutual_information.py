@@ -21,6 +21,7 @@ from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents
 from tandem.corpus import Store
+from tandem.objectives.superposition import EXPONENT
 from tandem.recipe import Settings, register, require
 from tandem.training.run import Run
 
@@ -84,6 +85,8 @@ class MutualInformation(Analysis):
         law = PowerLaw(record["law_floor"], record["law_scale"], record["law_exponent"])
         axes.loglog(distance, record["information"], "o", markersize=4, label="pairs of the text")
         axes.loglog(distance, law(distance), label=f"{law.floor:.3g} + {law.scale:.3g} d^{law.exponent:.3g}")
+        theirs = law._replace(exponent=EXPONENT)
+        axes.loglog(distance, theirs(distance), "--", color="grey", label=f"exponent {EXPONENT}, found in DCLM")
         axes.loglog(distance, np.maximum(record["shuffled"], 1e-6), ".", color="grey", label="shuffled pairs")
         axes.set_xlabel("distance (tokens)")
         axes.set_ylabel("mutual information (nats)")

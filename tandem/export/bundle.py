@@ -3,9 +3,10 @@
     bundle({"tandem.networks.sps": {"SPS"}})      {"tandem_networks_sps.py": "...", "tandem_nn_block.py": "...", ...}
 
 Names are followed from the given ones on: a module keeps, as they are written, the statements that define what is
-needed, and their comments; classes leave out what only training and tests ask of them (AT_HOME). So what is exported is
-the very code that trained the network, and a new network is exported by being imported. Only imports are written anew: within Tandem they become relative, for `transformers` copies
-what a file of a model imports from beside it; and pydantic, which reads recipes, gives way to export/plain.py.
+needed, and their comments; classes leave out what only training and tests ask of them (AT_HOME). So what is exported
+is the very code that trained the network, and a new network is exported by being imported. Only imports are written
+anew: within Tandem they become relative, for `transformers` copies what a file of a model imports from beside it; and
+pydantic, which reads recipes, gives way to export/plain.py.
 """
 
 import ast

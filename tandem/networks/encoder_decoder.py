@@ -90,10 +90,8 @@ class EncoderDecoder(Network):
 
     def _final_norm(self, scale: float = 1.0) -> nn.Module:
         c = self.config
-        is_layer = c.final_norm == "layer"
-        return norm(
-            c.final_norm or c.norm, c.width, 1e-5 if is_layer else c.norm_eps, bias=is_layer or c.bias, scale=scale
-        )
+        eps, bias = (1e-5, True) if c.final_norm == "layer" else (c.norm_eps, c.bias)
+        return norm(c.final_norm or c.norm, c.width, eps, bias=bias, scale=scale)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -159,10 +157,6 @@ class EncoderDecoder(Network):
             reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
         hidden = self.decode(y[None], reader)[0].to(flat.dtype)
         return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
-
-    def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """As `Network.score`, of the last block of each document. Raises: UserError for a batch without blocks."""
-        return super().score(batch, x)
 
     def divide(self, batch: Batch) -> "Division":
         """Which positions are context and which are generated. Raises: UserError where the batch does not say."""

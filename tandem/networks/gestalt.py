@@ -97,9 +97,9 @@ class Gestalt(Network):
         """steps: the sum over sentence steps of the mean of each; tokens: one mean over all labels."""
         boundary_logits: Literal["eos", "all"] = "eos"
         """Which boundary tokens have a logit: [EOS], or also [BOS] and a pad, as in the authors' release."""
-        dropout: GestaltDropout = GestaltDropout()
+        dropout: GestaltDropout = GestaltDropout()  # pyright: ignore[reportCallIssue]
         """Rates in training."""
-        streams: Streams = Streams()
+        streams: Streams = Streams()  # pyright: ignore[reportCallIssue]
         """How text is cut into streams, and what changes on the way."""
 
         def derive(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class GestaltCost(Cost):
             linear=lower.work + upper.work,
             head=len(network.head) * C,
             pair=C,
-            pairs=lambda n: found.prefill_pairs(n),
+            pairs=lambda n: found.prompt_pairs(n),
             keys=lambda n: found.keys_at(n % c.cap + 1, n // c.cap),
             cache=lambda n: found.held(n // c.cap, n % c.cap + 1),
             width=C,
@@ -134,7 +134,7 @@ class GestaltCost(Cost):
         work += (rest + 1 + slots[-1]) * self.linear
         return 2 * work + 4 * self.pair * self.pairs(n)
 
-    def prefill_pairs(self, n: int) -> int:
+    def prompt_pairs(self, n: int) -> int:
         closed, rest = divmod(n, self.cap)
         slot = lambda t: min(t, self.memory) if self.in_context else 0
         pairs = sum(self._pairs(self.lower, self.cap + 2 + slot(t), t) for t in range(closed))

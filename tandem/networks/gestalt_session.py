@@ -107,7 +107,8 @@ class GestaltSession:
             n = int(self.known[row])
             slots = self.thoughts[-1][row, :n] if network.config.in_context and n else begin[:0]
             self.held[row], self.slots[row] = 0, len(slots)
-            seed = self.seeds[row][None] if network.config.seed and self.seeds[row] is not None else begin
+            last = self.seeds[row]
+            seed = last[None] if network.config.seed and last is not None else begin
             fronts.append(torch.cat((slots.to(begin.dtype), seed.to(begin.dtype))))
         return fronts
 
@@ -135,15 +136,15 @@ class GestaltSession:
         """Memory (B, M, ..) with one more of each of the rows, the oldest dropped where it was full; a new tensor, so
         that forks may share the old one."""
         M = self.network.config.memory
-        held = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
+        kept = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
         known = torch.from_numpy(self.known[rows])
         full = known == M
         index = torch.tensor(rows)
-        older = held[index]
+        older = kept[index]
         older[full] = older[full].roll(-1, dims=1)
         older[torch.arange(len(rows)), known.clamp_max(M - 1)] = new
-        held[index] = older
-        return held
+        kept[index] = older
+        return kept
 
     # ---- positions --------------------------------------------------------------------------------------------------
 

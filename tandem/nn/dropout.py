@@ -31,7 +31,7 @@ class Dropout(Settings):
 
 
 @contextmanager
-def drawn(key: int | None, device: torch.device, *place: object) -> Iterator[None]:
+def drawn(key: object | None, device: torch.device, *place: object) -> Iterator[None]:
     """Inside, the device's generator starts from `key` and `place`; None: it is left alone, as nothing is drawn."""
     if key is None:
         yield

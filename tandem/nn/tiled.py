@@ -162,13 +162,14 @@ def _call(
 
 def _call_apart(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> list[Tensor]:
     """A call for each piece of keys, put together by their log-sum-exps: a cache is read where it lies."""
-    y, total = None, None
+    parts = []
     for k, v, (mask, empty) in zip(ks, vs, tile.masks_of(ks), strict=True):
         part, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
-        if empty is not None:
-            lse = lse.masked_fill(empty, -torch.inf)
-        y = part if total is None else torch.lerp(y, part, torch.sigmoid(lse - total)[..., None].to(y.dtype))
-        total = lse if total is None else torch.logaddexp(total, lse)
+        parts.append((part, lse if empty is None else lse.masked_fill(empty, -torch.inf)))
+    (y, total), *others = parts
+    for part, lse in others:
+        y = torch.lerp(y, part, torch.sigmoid(lse - total)[..., None].to(y.dtype))
+        total = torch.logaddexp(total, lse)
     if tile.empty is not None:
         y, total = y.masked_fill(tile.empty, 0.0), total.masked_fill(tile.empty[..., 0], -torch.inf)
     return [y, total]

@@ -139,7 +139,7 @@ def batch_of(inputs, cfg, end_weight, key=None):
         streams.append(Stream(len(streams), 0, lengths))
     return StreamBatch(
         torch.cat(tokens), torch.cat(targets)[None], [s.lengths for s in streams], [s.document for s in streams],
-        [0] * len(streams), **dict(zip(("rows_at", "tokens_at"), stream_totals(streams), strict=True)), end_weight=end_weight, key=key, document_end=cfg["V"] - 4,
+        [0] * len(streams), *stream_totals(streams), end_weight=end_weight, key=key, document_end=cfg["V"] - 4,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ BUGS = {
     ],
     "training/run.py": [
         ("every micro-batch draws for itself", CONTEXT_READY,
-         "(batch, key=key, row", "(batch, key=key + part, row"),
+         ".keyed(key, part)", ".keyed(key + part, part)"),
     ],
     "evaluation/pointer_chasing.py": [
         ("the answers stand in the input", "tests/evaluation/test_pointer_chasing.py",

@@ -55,11 +55,11 @@ BUGS = {
         ("pads are read", "unequal_prompts",
          "causal(self.pads[:, None].expand(-1, n)", "causal(0 * self.pads[:, None].expand(-1, n)"),
         ("a commit leaves the own tokens", OWN,
-         "[cache.fork(self.boundary) for cache", "[cache.fork() for cache"),
+         "[cache.fork(entries=self.boundary) for cache", "[cache.fork() for cache"),
         ("a commit forgets the token that opened the block", OWN,
          "torch.cat(self.own, dim=1)", "torch.cat(self.own[1:], dim=1)"),
         ("a fork shares what is written", "fork",
-         "other.caches = [cache.fork() for cache in self.caches]", "other.caches = self.caches"),
+         "other.caches = [cache.fork(rows) for cache in self.caches]", "other.caches = self.caches"),
         ("latents are projected at every step", OWN,
          "hidden = self.generation.run(self._embed(tokens))[:, -1]",
          "hidden = self.fork().generation.put_sink(x := self._embed(tokens)) or self.generation.run(x)[:, -1]"),
@@ -88,7 +88,7 @@ BUGS = {
     ],
     "training/run.py": [
         ("every micro-batch believes it is the first", PARTITION,
-         "row=part * len(batch.tokens))", "row=0 * len(batch.tokens))"),
+         ".keyed(key, part)", ".keyed(key, 0)"),
     ],
     "nn/cache.py": [
         ("a part of a cache is written over", OWN,

@@ -29,7 +29,7 @@ BUGS = {
         ("latents are not turned in training", "decoding",
          "*block.keys(self.latents, self.turned))", "*block.keys(self.latents, None))"),
         ("forks write into one cache", "fork",
-         "[cache.fork() for cache in self.caches], self.context", "self.caches, self.context"),
+         "[cache.fork(rows) for cache in self.caches]", "self.caches"),
         ("latents are projected for nothing", "flops",
          "linear_work(c) + c.decoder_layers * latent", "linear_work(c)"),
         ("a start of its own is not kept", "cache",
@@ -80,7 +80,7 @@ BUGS = {
     ],
     "evaluation/likelihood.py": [
         ("suffixes are scored by the windows of whole texts", PREFIX_LM,
-         "(suffix_windows if prefix else windows)", "(windows if prefix else windows)"),
+         "    if prefix:\n", "    if not prefix and prefix:\n"),
     ],
 }
 # fmt: on

@@ -6,11 +6,11 @@ LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 BUGS = {
     "evaluation/likelihood.py": [
         ("bytes of all tokens", LIKELIHOOD,
-         "scoring.index.numpy()[asked]]", "scoring.index.numpy()[asked] - 1]"),
+         "store.offsets[document] + index][counted]", "store.offsets[document] + index - 1][counted]"),
         ("scores in mixed precision", LIKELIHOOD,
          "enabled=False", "enabled=torch.is_autocast_enabled(device.type)"),
         ("sums in float32", LIKELIHOOD,
-         "np.zeros(len(order)), np.zeros", "np.zeros(len(order), np.float32), np.zeros"),
+         "np.zeros((4, len(order)))", "np.zeros((4, len(order)), np.float32)"),
         ("bits without ln 2", LIKELIHOOD,
          "self.nats / math.log(2)", "self.nats"),
         ("a rate is chosen by the documents it is compared on", LIKELIHOOD,

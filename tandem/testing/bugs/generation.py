@@ -12,9 +12,9 @@ BUGS = {
     ],
     "generation/generate.py": [
         ("a stopped row goes on", GENERATE,
-         "[row for row in going if drawn[row] != stop]", "going"),
+         "if drawn[row] != stop and left[row]]", "if left[row]]"),
         ("one token too many", GENERATE,
-         "if not going or not left:", "if not going:"),
+         "if drawn[row] != stop and left[row]]", "if drawn[row] != stop and left[row] >= 0]"),
         ("characters come in halves", GENERATE,
          "if piece.endswith(\"\\ufffd\")", "if False"),
     ],

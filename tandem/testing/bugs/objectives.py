@@ -2,11 +2,11 @@
 
 # fmt: off
 BUGS = {
-    "objectives/next_token.py": [
+    "networks/network.py": [
         ("counts of one micro-batch", "accumulation",
-         "counts[\"nll\"])", "self.count(network, batch)[\"nll\"])"),
+         'max(1, counts["nll"]), {"nll"', 'max(1, int((batch.targets >= 0).sum())), {"nll"'),
         ("a mean over positions, asked or not", "accumulation",
-         'loss / max(1, counts["nll"])', "loss / batch.targets.numel()"),
+         'loss / max(1, counts["nll"]), {"nll"', 'loss / batch.targets.numel(), {"nll"'),
     ],
 }
 # fmt: on
