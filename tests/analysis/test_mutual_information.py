@@ -65,4 +65,4 @@ def test_a_run_is_measured_and_drawn(small_corpus):
     assert record["weights"][0] == 1 and len(record["weights"]) == 4
     axes = matplotlib.figure.Figure().subplots()
     analysis.draw(record, axes)
-    assert len(axes.lines) == 3
+    assert len(axes.lines) == 4  # the text, its law, the published exponent, shuffled pairs
