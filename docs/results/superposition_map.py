@@ -33,7 +33,8 @@ def main():
         axes.imshow(gains, cmap="RdBu", vmin=-largest, vmax=largest, origin="lower", aspect="auto")
         for row, shares in enumerate(gains):
             for column, gain in enumerate(shares):
-                axes.text(column, row, f"{gain:+.3f}", ha="center", va="center")
+                color = "white" if abs(gain) > 0.6 * largest else "black"
+                axes.text(column, row, f"{gain:+.3f}", ha="center", va="center", color=color)
         axes.set_xticks(range(len(BAGS)), [str(bag) for bag in BAGS])
         axes.set_yticks(range(len(SHARES)), [f"{share:g}" for share in SHARES])
         axes.set_xlabel("tokens of a bag")
