@@ -35,7 +35,7 @@ class NextToken:
         return network.suffixes_only
 
     @classmethod
-    def check(cls, recipe: Recipe):
+    def check(cls, recipe: Recipe, config: Config | None = None):
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
 
@@ -55,3 +55,13 @@ class NextToken:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         hidden, extra = network(network.embed(batch.tokens), batch)
         return network.add_extra(*network.asked(hidden, batch, counts), extra, counts)
+
+
+def asked_loss(
+    network: Network, batch: Batch, counts: dict[str, int], head: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the positions that are asked anything, which alone reach the head."""
+    hidden, extra = network(network.embed(batch.tokens), batch)
+    asked = batch.targets != IGNORE
+    loss, sums = network.nll(hidden[asked][None], batch.targets[asked][None], head=head)
+    return network.add_extra(loss / max(1, counts["nll"]), {"nll": sums[0]}, extra, counts)

@@ -6,19 +6,35 @@
     encoder-decoder     its encoder reads a0 a1, its decoder a2 a3 a4
 
 All three read the same rows with the same break points and are asked for the same tokens (corpus/prefixes.py), so their
-losses compare, and what generates starts as it does in a session: from the last token of the prompt. Runs of it usually
-start from trained ones (`start: {run: ...}`); those that learn an encoder from it alone start from nothing.
+losses compare, and what generates starts as it does in a session: from the last token of the prompt.
+
+Networks learn it after something else: in a run that starts from a trained one (`start: {run: ...}`), or at the end of
+the same run, which goes on in the text with the same optimiser and schedule:
+
+    objective: {name: prefix_lm, after: span_corruption, since: 0.9}
+
+So a study of several networks is one study, and a learning rate is judged by what it leads to.
 
 Source: Block-Based Double Decoders (workshop AdaptFM, 2026), the fine-tuning before its comparison.
 """
 
+from typing import Annotated, Literal
+
+from pydantic import Field
 from torch import Tensor
 
 from tandem.corpus import IGNORE, Batch, PackedRows, PrefixRows
 from tandem.corpus.prefixes import Scope
 from tandem.networks.network import Network
-from tandem.objectives.phases import Phase
+from tandem.objectives.next_token import NextToken, asked_loss
+from tandem.objectives.phases import Phase, whole_steps
+from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import Recipe, Settings, register
+
+FIRST: dict[str, type[NextToken] | type[SpanCorruption]] = {
+    "next_token": NextToken,
+    "span_corruption": SpanCorruption,
+}
 
 
 @register("objective", "prefix_lm")
@@ -30,9 +46,14 @@ class PrefixLM:
         """What gets a break point: each document, or the row, whatever its documents."""
         shared: bool = False
         """All rows of a step draw alike."""
+        after: Literal["next_token", "span_corruption"] | None = None
+        """What the run is asked first, by its defaults; null: nothing."""
+        since: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.9
+        """Where that ends: a step, or a share of the run's steps, rounded down."""
 
     def __init__(self, config: Config):
         self.config = config
+        self.first = FIRST[config.after](FIRST[config.after].Config()) if config.after else None
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -48,11 +69,17 @@ class PrefixLM:
     def check(cls, recipe: Recipe):
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
+        if after := recipe.objective.after:
+            first = FIRST[after]
+            yield from (("objective.after", reason) for _, reason in first.check(recipe, first.Config()))
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        """Of a run of `steps` steps: one."""
-        view, T = PrefixRows(rows, self.config.scope, self.config.shared), rows.context
-        return [Phase(0, view, parts=(T // 2, T - T // 2))]
+        """Of a run of `steps` steps: that of what is asked first, where anything is, and its own."""
+        c, T, found, since = self.config, rows.context, [], 0
+        if self.first is not None and (since := whole_steps(c.since, steps)):
+            found = self.first.phases(rows, steps)
+            rows = rows.from_token(found[-1].view.read(since))
+        return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
 
     def count(self, network: Network, batch: Batch) -> dict[str, int]:
         """Targets, and what the network adds."""
@@ -64,14 +91,11 @@ class PrefixLM:
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
+        if self.first is not None and _is_of_first(network, batch):
+            return self.first.loss(network, batch, counts)
         return asked_loss(network, batch, counts)
 
 
-def asked_loss(
-    network: Network, batch: Batch, counts: dict[str, int], head: Tensor | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the positions that are asked anything, which alone reach the head."""
-    hidden, extra = network(network.embed(batch.tokens), batch)
-    asked = batch.targets != IGNORE
-    loss, sums = network.nll(hidden[asked][None], batch.targets[asked][None], head=head)
-    return network.add_extra(loss / max(1, counts["nll"]), {"nll": sums[0]}, extra, counts)
+def _is_of_first(network: Network, batch: Batch) -> bool:
+    """Whether a batch is of the phase before: next tokens have no blocks, span corruption alone asks for sentinels."""
+    return batch.blocks is None or bool((batch.targets >= network.vocabulary).any())

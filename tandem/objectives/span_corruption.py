@@ -4,7 +4,7 @@
                                                asked     <0> a1 a2 <1> a5 $
 
 Sentinels are asked for like words, so the softmax of this objective has their rows as well; a score never has. A run of
-it alone is no language model: prefix LM makes it one (objectives/prefix_lm.py), started from its weights.
+it alone is no language model: prefix LM makes it one (objectives/prefix_lm.py), after it or started from its weights.
 
 Source: T5 (Raffel et al. 2020); pieces and documents: corpus/corruption.py.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption, PackedRows
 from tandem.corpus.corruption import Sampler
 from tandem.networks.network import Network
+from tandem.objectives.next_token import asked_loss
 from tandem.objectives.phases import Phase
-from tandem.objectives.prefix_lm import asked_loss
 from tandem.recipe import Recipe, Settings, register
 
 
@@ -38,11 +38,14 @@ class SpanCorruption:
         """exact: that share, in pieces apart; poisson: less, in pieces that may touch, as in the authors' code."""
 
     @classmethod
-    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def check(cls, recipe: Recipe, config: Config | None = None) -> Iterator[tuple[str, str]]:
+        """`config`: its own in place of the recipe's objective, which asks it first."""
+        config = config or recipe.objective
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
-        elif recipe.network.sentinels < recipe.objective.sentinels:
-            yield "objective.sentinels", f"network.sentinels is {recipe.network.sentinels}; give it as many"
+        elif recipe.network.sentinels < config.sentinels:
+            reason = f"asks for {config.sentinels} sentinels, network.sentinels is {recipe.network.sentinels}"
+            yield "objective.sentinels", f"{reason}; give it as many"
 
     def __init__(self, config: Config):
         self.config = config

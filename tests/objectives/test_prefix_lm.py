@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 
 from tandem.cli import main
 from tandem.comparison.trained import open_trained
-from tandem.corpus import suffix_windows
+from tandem.corpus import PrefixRows, suffix_windows
 from tandem.evaluation.likelihood import likelihood
-from tandem.recipe import UserError
+from tandem.objectives.phases import Phases
+from tandem.objectives.prefix_lm import PrefixLM
+from tandem.recipe import UserError, load
+from tandem.testing.cases import cases, document, packed
 
 SMALL = ["batch.rows=4", "batch.context=32", "sampling.tokens=3", "evaluation.rows=4", "network.width=32"]
 PRETRAINING = {
@@ -20,6 +23,8 @@ PRETRAINING = {
                        "network.generation_layers=1", "evaluation.prefix=true"],
     "encoder_decoder": ["encoder_decoder/tiny", "network.encoder_layers=1"],
 }  # fmt: skip
+
+ROWS = [[document(20, 1), document(12, 2)], [document(32, 3)]]
 
 
 def tandem(*arguments):
@@ -84,3 +89,57 @@ def test_a_score_depends_on_neither_the_rows_at_a_time_nor_the_other_documents(t
     with pytest.raises(UserError, match="targets included"):
         likelihood(network, store, rows=4, context=32)
     assert torch.isfinite(torch.from_numpy(whole.nats_by_document)).all()
+
+
+def whole_run(after, steps=10, since=0.7):
+    objective = PrefixLM(PrefixLM.Config(after=after, since=since))
+    return objective, Phases(objective.phases(packed(ROWS), steps))
+
+
+@pytest.mark.parametrize("after", ["next_token", "span_corruption"])
+def test_what_is_asked_first_ends_where_it_says_and_prefix_lm_reads_on(after):
+    objective, phases = whole_run(after)
+    (first,) = objective.first.phases(packed(ROWS), 10)
+    assert [phases.at(step).note for step in (0, 6, 7, 9)] == [first.note, first.note, "", ""]
+    assert torch.equal(phases.batch(6).tokens, first.view.batch(6).tokens)
+    assert torch.equal(phases.batch(8).tokens, packed(ROWS).batch(8).tokens)
+    assert [phases.tokens(step) for step in (7, 8)] == [7 * 64, 8 * 64]
+    assert torch.equal(phases.batch(7).blocks, PrefixRows(packed(ROWS).from_token(7 * 64)).batch(0).blocks)
+
+
+@pytest.mark.parametrize(("name", "after"), [("decoder", "next_token"), ("encoder_decoder", "span_corruption")])
+def test_each_phase_asks_as_its_objective_does_alone(name, after):
+    case = next(case for case in cases() if str(case).startswith(name + "-"))
+    network = case.fresh()
+    objective, phases = whole_run(after)
+    for step, alone in ((0, objective.first), (7, PrefixLM(PrefixLM.Config()))):
+        batch = phases.batch(step)
+        counts = objective.count(network, batch)
+        assert counts == alone.count(network, batch)
+        (loss, sums), (wanted, _) = (one.loss(network, batch, counts) for one in (objective, alone))
+        assert torch.equal(loss, wanted) and sums.keys() == {"nll"}
+
+
+def test_one_run_of_both_is_a_language_model(tuned, tmp_path, small_corpus):
+    given = [*PRETRAINING["encoder_decoder"], *SMALL, *small_corpus, "budget=6 steps", "evaluation.points=3"]
+    objective = "objective={name: prefix_lm, after: span_corruption, since: 4}"
+    tandem("train", *given, objective, "--run", "both", "--runs", tmp_path)
+    assert tandem("generate", tmp_path / "both" / "model", "the cat", "--tokens", 3).startswith("the cat")
+    both, alone = (json.loads((path / "result.json").read_text()) for path in (tmp_path / "both", tuned["decoder"]))
+    assert both["likelihood"]["tokens"] == alone["likelihood"]["tokens"] and both["tokens"] == 6 * 4 * 32
+    curve = map(json.loads, (tmp_path / "both" / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in curve if record["kind"] == "likelihood"] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "after", "words"),
+    [
+        ("decoder/tiny", "span_corruption", "network decoder has no encoder"),
+        ("encoder_decoder/tiny", "next_token", "network encoder_decoder reads in both directions"),
+        ("encoder_decoder/tiny", "span_corruption", "asks for 100 sentinels, network.sentinels is 7"),
+    ],
+)
+def test_what_a_network_can_not_be_asked_first_is_refused(recipe, after, words):
+    given = [f"objective={{name: prefix_lm, after: {after}}}", "evaluation.prefix=true"]
+    with pytest.raises(UserError, match=f"objective.after.*{words}"):
+        load(recipe, [*given, "network.sentinels=7"] if recipe.startswith("enc") else given)

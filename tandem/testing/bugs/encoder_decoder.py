@@ -74,7 +74,7 @@ BUGS = {
         ("every document draws alike", CORRUPTION,
          "drawing(CORRUPTED, self.packed.seed, step, row)", "drawing(CORRUPTED, self.packed.seed, 0, row)"),
     ],
-    "objectives/prefix_lm.py": [
+    "objectives/next_token.py": [
         ("a share of the micro-batch's own mean", "accumulation",
          'loss / max(1, counts["nll"])', "loss / max(1, int(asked.sum()))"),
     ],
