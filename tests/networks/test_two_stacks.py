@@ -111,6 +111,8 @@ def test_documents_are_ignored_in_training_only_where_that_is_asked_for():
         (grad,) = torch.autograd.grad(hidden[0, i:].square().sum(), x)
         assert bool(grad[0, :i].any()) is reads
     close(network.score(pack(texts())), masked.score(pack(texts())), EXACT, "scores, which are by document")
+    hidden, wanted = (net(x, pack(texts()))[0] for net in (network, masked))
+    close(hidden, wanted, EXACT, "what is read where nothing is drawn")
 
 
 # ---- one softmax ----------------------------------------------------------------------------------------------------
