@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tandem.networks.double_decoder import DoubleDecoder, Stack
 
 Keep = Literal["generation", "latents", "extendable"]
+APART = 64
+"""Columns of its own up to which a fork copies none of those that it shares."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +54,60 @@ class Context:
 
 
 class CachedStack:
-    """One stack with a cache for each block: columns are appended, and read from where their texts begin."""
+    """One stack with a cache for each block: columns are appended, and read from where their texts begin.
+
+    `shared` are the first columns of one that was forked, by block (2, B, G, P, D): they are read where they lie, and
+    copied in front of own columns once there are more than APART of these.
+    """
 
     def __init__(self, network: "DoubleDecoder", stack: "Stack", pads: Tensor):
         self.network, self.stack, self.pads = network, stack, pads
         self.caches = [Cache() for _ in stack.blocks]
+        self.shared: list[Tensor] = []
 
     def run(self, x: Tensor) -> Tensor:
         """The next columns (B, n, C) through all blocks and the norm."""
-        x = x.to(self.stack.device)
-        first, n = len(self.caches[0]), x.shape[1]
+        x, n = x.to(self.stack.device), x.shape[1]
+        if len(self.caches[0]) + n > APART:
+            self.join()
+        P = self.shared[0].shape[3] if self.shared else 0
+        first = P + len(self.caches[0])
         self.rotation = self.network.rotation(first, n, x)
         self.span = causal(self.pads[:, None].expand(-1, n), positions=torch.arange(first, first + n))
-        self.plan = plan_attention([self.span], [first + n], device=x.device)
+        self.spans, keys = [self.span], [first + n]
+        if P:
+            lo, hi = self.span.lo, self.span.hi
+            self.spans = [Span(lo.clamp_max(P), hi.clamp_max(P)), Span((lo - P).clamp_min(0), hi - P)]
+            keys = [P, first + n - P]
+        self.plan = plan_attention(self.spans, keys, device=x.device)
         return self.stack(x, self, lambda block, x, reader: block(x, reader))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, [Source(*self.caches[layer].append(k, v), self.span)], plan=self.plan)
+        held = [tuple(kv) for kv in self.shared[layer : layer + 1]] + [self.caches[layer].append(k, v)]
+        return attend(q, [Source(*kv, span) for kv, span in zip(held, self.spans, strict=True)], plan=self.plan)
+
+    def join(self) -> None:
+        """Puts a copy of what is shared in front of the own columns."""
+        for layer, kv in enumerate(self.shared):
+            own, joined = self.caches[layer].held, Cache()
+            joined.append(*kv)
+            if own is not None:
+                joined.append(*own)
+            self.caches[layer] = joined
+        self.shared = []
 
     def fork(self, rows: Tensor | None = None) -> "CachedStack":
         other = type(self)(self.network, self.stack, self.pads if rows is None else self.pads[rows.cpu()])
-        other.caches = [cache.fork(rows) for cache in self.caches]
+        if self.shared:
+            other.caches = [cache.fork(rows) for cache in self.caches]
+        held = self.shared or [cache.held for cache in self.caches if cache.held is not None]
+        other.shared = held if rows is None else [kv[:, rows.to(kv.device)] for kv in held]
         return other
 
     @property
     def bytes(self) -> int:
-        return sum(cache.bytes for cache in self.caches)
+        """Of all columns, shared ones included."""
+        return sum(kv.nbytes for kv in self.shared) + sum(cache.bytes for cache in self.caches)
 
 
 class GenerationCaches(CachedStack):
@@ -90,7 +120,9 @@ class GenerationCaches(CachedStack):
     def put(self, latents: Tensor) -> None:
         """The next columns are latents (B, n, C), in place of the own tokens."""
         rotation = self.network.rotation(self.boundary, latents.shape[1], latents)
-        self.caches = [cache.fork(entries=self.boundary) for cache in self.caches]
+        self.shared = [kv[:, :, :, : self.boundary] for kv in self.shared if self.boundary]
+        entries = self.boundary - (self.shared[0].shape[3] if self.shared else 0)
+        self.caches = [cache.fork(entries=entries) for cache in self.caches]
         for (k, v), cache in zip(self._keys_of(latents, rotation), self.caches, strict=True):
             cache.append(k, v)
         self.boundary, self.sink = self.boundary + latents.shape[1], ()
@@ -102,9 +134,19 @@ class GenerationCaches(CachedStack):
     def _keys_of(self, latents: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
         return [block.keys_of(latents, rotation) for block in self.stack.blocks]  # type: ignore[operator]
 
+    def run(self, x: Tensor) -> Tensor:
+        if self._divides:
+            self.join()
+        return super().run(x)
+
+    @property
+    def _divides(self) -> bool:
+        """Whether own tokens and latents are read as two sources."""
+        return bool(self.sink) or self.network.config.mixing != "softmax"
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block = self.stack.blocks[layer]
-        if not self.sink and block.mixing is None:  # type: ignore[union-attr]
+        if not self._divides:
             return super().__call__(layer, q, k, v)
         (k, own_k), (v, own_v) = (x.tensor_split([self.boundary], dim=2) for x in self.caches[layer].append(k, v))
         if self.sink:
@@ -185,6 +227,7 @@ class DoubleDecoderSession:
         """What has been read up to the boundary, for `reload` in another session of as many rows."""
         if self.latents is None or self.keep == "generation":
             raise ValueError(f"keep {self.keep!r}: no latents are held; take keep='latents', and prefill 2 tokens")
+        self.context_caches.join()
         caches = tuple(cache.fork() for cache in self.context_caches.caches)
         return Context(self.latents, self.generation.pads, caches if self.keep == "extendable" else None)
 
@@ -200,7 +243,7 @@ class DoubleDecoderSession:
         return self
 
     def fork(self, rows: Tensor | None = None) -> "DoubleDecoderSession":
-        """As `Session.fork`; of all rows, latents are shared, and caches until they are appended to."""
+        """As `Session.fork`; of all rows, latents and what was read so far are shared."""
         other = DoubleDecoderSession(self.network, self.rows if rows is None else len(rows), self.keep, self.swap)
         other.context_caches, other.generation = self.context_caches.fork(rows), self.generation.fork(rows)
         other.latents, other.own = self.latents, [*self.own]

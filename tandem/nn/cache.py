@@ -48,7 +48,12 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Bytes of those entries; storage reserved ahead is not counted."""
-        return 0 if self.kv is None else self._held(self.kv).nbytes
+        return 0 if self.held is None else self.held.nbytes
+
+    @property
+    def held(self) -> Tensor | None:
+        """Those entries, (2, B, G, N, D); None before the first."""
+        return None if self.kv is None else self._held(self.kv)
 
     def fork(self, rows: Tensor | None = None, entries: int | None = None) -> "Cache":
         """A continuation of its own, of all rows or those in `rows`, (N,), with all or the first `entries` entries.

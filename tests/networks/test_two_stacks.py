@@ -9,7 +9,7 @@ import torch
 from tandem.corpus import Batch, prompt_blocks
 from tandem.corpus.partition import PartitionConfig
 from tandem.networks.double_decoder import BlockReader, DoubleDecoder, Mixing
-from tandem.networks.double_decoder_session import CachedStack
+from tandem.networks.double_decoder_session import APART, CachedStack
 from tandem.nn.attention import Source, attend
 from tandem.nn.spans import Span, causal
 from tandem.objectives.next_token import NextToken
@@ -226,6 +226,38 @@ def test_a_context_extended_after_a_fork_is_a_fresh_prefill(made):
         close(logits, fresh.prefill(texts), FLOAT, f"branch {n}")
         token = torch.tensor([3, 4])
         close(branch.step(token), fresh.step(token), FLOAT, f"branch {n}, a token later")
+
+
+@pytest.mark.parametrize("made", [build, authors])
+@pytest.mark.parametrize("lengths", [(9, 5), (6, 1), (1, 1)])
+def test_forks_of_forks_go_on_as_if_they_had_read_it_all(made, lengths):
+    network = made()
+    prompts = [document(n + 1, row)[:-1] for row, n in enumerate(lengths)]
+    session = network.session(2, keep="extendable")
+    session.prefill(prompts)
+    for n in (3, APART, 2):  # the second is more than a fork leaves apart
+        session = session.fork()
+        written, more = (torch.tensor([document(k + 1, k + row)[:-1] for row in range(2)]) for k in (n, 4))
+        session.step(written)
+        logits = session.fork(torch.tensor([1, 0])).extend(more[[1, 0]])[[1, 0]]
+        prompts = [prompt + tokens for prompt, tokens in zip(prompts, written.tolist(), strict=True)]
+        fresh = network.session(2).prefill([p + m for p, m in zip(prompts, more.tolist(), strict=True)])
+        close(logits, fresh, FLOAT, f"after {n} tokens, the rows exchanged")
+
+
+def test_a_fork_copies_nothing_of_a_prefix_for_a_few_tokens():
+    network = build()
+    held = network.session(1, keep="extendable")
+    held.prefill([document(40, 0)])
+    held.commit()
+    fork, size = held.fork(), held.bytes
+    fork.extend(torch.tensor([document(8, 1)]))
+    for theirs, ours in ((held.context_caches, fork.context_caches), (held.generation, fork.generation)):
+        for cache, kv in zip(theirs.caches, ours.shared, strict=True):
+            assert kv.data_ptr() == cache.kv.data_ptr() and kv.shape[3] == 40
+    assert held.bytes == size and len(held.generation.caches[0]) == 40
+    fork.step(torch.tensor([document(APART + 1, 2)[:-1]]))
+    assert not fork.generation.shared and len(fork.generation.caches[0]) == 48 + APART
 
 
 @pytest.mark.parametrize("keep", ["latents", "extendable"])
