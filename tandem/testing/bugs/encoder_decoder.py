@@ -78,6 +78,14 @@ BUGS = {
         ("a share of the micro-batch's own mean", "accumulation",
          'loss / max(1, counts["nll"])', "loss / max(1, int(asked.sum()))"),
     ],
+    "objectives/prefix_lm.py": [
+        ("prefix LM reads again what was read before it", PREFIX_LM,
+         "rows = rows.from_token(found[-1].view.read(since))", "pass"),
+        ("sentinels are asked for among the words of texts", PREFIX_LM,
+         "return self.first.loss(network, batch, counts)", "return asked_loss(network, batch, counts)"),
+        ("what is asked first is asked to the end", PREFIX_LM,
+         "Phase(since, PrefixRows(", "Phase(steps, PrefixRows("),
+    ],
     "evaluation/likelihood.py": [
         ("suffixes are scored by the windows of whole texts", PREFIX_LM,
          "    if prefix:\n", "    if not prefix and prefix:\n"),

@@ -1,0 +1,99 @@
+"""Double decoders at their paper's sizes: parameters, costs, rates and rows; and ours beside the decoders."""
+
+import pytest
+import torch
+
+from tandem.networks.double_decoder import DoubleDecoder
+from tandem.recipe import load
+from tandem.training.optimiser import groups
+
+SIZES = {  # width, context and generation layers, heads, parameters beside the table, FLOPs of the page's table
+    "paper_6m": (192, 10, 5, 3, 6_642_048, 247_974_985_728, 35_743_334_400, 24_870_912, 3_840),
+    "paper_12m": (256, 10, 5, 4, 11_805_184, 368_885_366_784, 56_381_931_520, 35_127_296, 5_120),
+    "paper_25m": (448, 8, 4, 7, 28_913_920, 713_175_859_200, 115_576_143_872, 63_307_776, 7_168),
+    "paper_50m": (576, 8, 4, 9, 47_791_872, 1_054_647_779_328, 180_004_847_616, 88_473_600, 9_216),
+    "paper_100m": (832, 8, 4, 13, 99_703_552, 1_921_201_471_488, 350_738_186_240, 148_242_432, 13_312),
+}
+
+
+def on_meta(recipe, vocabulary=32_768):
+    with torch.device("meta"):
+        return DoubleDecoder(load(f"double_decoder/{recipe}").network, vocabulary, 2048)
+
+
+@pytest.mark.parametrize("recipe", SIZES)
+def test_costs_of_the_papers_sizes(recipe):
+    C, L_c, L_g, heads, _, training, prefill, decode, cache = SIZES[recipe]
+    network = on_meta(recipe)
+    c, cost = network.config, network.cost()
+    assert (c.width, c.context_layers, c.generation_layers, c.heads) == (C, L_c, L_g, heads)
+    assert sum(cost.training(2048).values()) == training
+    assert (cost.prefill(2048), cost.decode(2047), 2 * cost.cache(1)) == (prefill, decode, cache)
+    T, linear = 2048, cost.training(2048)["linear"]
+    attention = 12 * T**2 * C * (L_c + L_g)  # the paper's, causality left out
+    ratio = (linear + attention) / ((L_c + L_g) * 72 * T * C**2 + attention)
+    if C in (256, 832):
+        assert round(ratio, 4) == {256: 1.0238, 832: 1.0394}[C]
+
+
+@pytest.mark.parametrize("recipe", [*SIZES, "paper"])
+def test_parameters_of_the_papers_sizes(recipe):
+    network = on_meta(recipe, 32_766)  # two spare rows fill the table
+    C, beside = network.config.width, SIZES[recipe][4] if recipe in SIZES else 295_936
+    assert network.cost().total_parameters == 32_768 * C + beside
+
+
+@pytest.mark.parametrize(
+    "name", [f"{n}_decoder/paper_{m}m" for n in ("double", "encoder") for m in (6, 12, 25, 50, 100)]
+)
+def test_the_papers_sizes_have_the_rates_of_width_64(name):
+    recipe = load(name)
+    with torch.device("meta"):
+        network = recipe.choice("network")(recipe.network, 32_766, 2048)
+    hidden, rest = 64 / recipe.network.width, 1.0
+    assert {(group["scale"], group["weight_decay"]) for group in groups(network, recipe.optimiser)} == {
+        (hidden, 0.5), (rest, 0.5), (rest, 0.0)
+    }  # fmt: skip
+    rates = recipe.choice("schedule")(recipe.schedule, 40)
+    assert [round(rates(step), 4) for step in range(6)] == [0, 0.5, 1, 0.9763, 0.9526, 0.9289]
+
+
+def test_keys_of_their_own_for_latents_cost_two_squares_a_block():
+    settings = {"width": 64, "heads": 2}
+    with torch.device("meta"):
+        shared, own = (DoubleDecoder(DoubleDecoder.Config(**settings, shared_kv=s), 62, 40) for s in (True, False))
+    assert own.cost().total_parameters - shared.cost().total_parameters == 2 * 2 * 64**2
+    assert own.cost().training(40) == shared.cost().training(40)
+
+
+def test_small_sizes_have_the_decoders_parameters():
+    """Within 2 % beside the table."""
+    for size, decoder in (("1m", "decoder/1m"), ("tiny", "decoder/tiny")):
+        mine, theirs = load(f"double_decoder/{size}"), load(decoder)
+        counts = []
+        for recipe in (mine, theirs):
+            with torch.device("meta"):
+                network = recipe.choice("network")(recipe.network, 4096, 256)
+            counts.append(network.cost().total_parameters - network.cost().parameters["embedding"])
+        assert counts[0] == pytest.approx(counts[1], rel=0.02)
+
+
+@pytest.mark.parametrize("recipe", SIZES)
+def test_rows_of_a_billion_tokens_follow_the_authors_rule(recipe):
+    """96 (N / 5e6)^0.4 rounded up to 32, at least 500 steps; N are the blocks' matrices."""
+    given = load(f"double_decoder/{recipe}")
+    C, L_c, L_g = SIZES[recipe][:3]
+    assert given.batch.rows == batch_rule(12 * C**2 * (L_c + L_g), 1e9)
+
+
+def batch_rule(parameters, tokens):
+    up = -(-96 * (parameters / 5e6) ** 0.4 // 32) * 32
+    return int(max(32, min(max(32, min(up, 1024)), tokens / (500 * 2048) // 32 * 32)))
+
+
+def test_the_batch_rule_gives_the_papers_table():
+    table = {192: (32, 96, 128, 128, 128), 256: (32, 96, 160, 160, 160), 448: (32, 96, 224, 224, 224),
+             576: (32, 96, 224, 256, 256), 832: (32, 96, 224, 320, 320)}  # fmt: skip
+    for C, L_c, L_g, *_ in SIZES.values():
+        N = 12 * C**2 * (L_c + L_g)
+        assert tuple(batch_rule(N, tokens) for tokens in (62.5e6, 125e6, 250e6, 500e6, 1e9)) == table[C]
