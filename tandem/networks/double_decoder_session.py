@@ -83,16 +83,17 @@ class CachedStack:
         return self.stack(x, self, lambda block, x, reader: block(x, reader))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = [tuple(kv) for kv in self.shared[layer : layer + 1]] + [self.caches[layer].append(k, v)]
-        return attend(q, [Source(*kv, span) for kv, span in zip(held, self.spans, strict=True)], plan=self.plan)
+        held = [*self.shared[layer : layer + 1], self.caches[layer].append(k, v)]
+        sources = [Source(kv[0], kv[1], span) for kv, span in zip(held, self.spans, strict=True)]
+        return attend(q, sources, plan=self.plan)
 
     def join(self) -> None:
         """Puts a copy of what is shared in front of the own columns."""
         for layer, kv in enumerate(self.shared):
             own, joined = self.caches[layer].held, Cache()
-            joined.append(*kv)
+            joined.append(kv[0], kv[1])
             if own is not None:
-                joined.append(*own)
+                joined.append(own[0], own[1])
             self.caches[layer] = joined
         self.shared = []
 

@@ -18,7 +18,7 @@ So a study of several networks is one study, and a learning rate is judged by wh
 Source: Block-Based Double Decoders (workshop AdaptFM, 2026), the fine-tuning before its comparison.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -31,10 +31,7 @@ from tandem.objectives.phases import Phase, whole_steps
 from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import Recipe, Settings, register
 
-FIRST: dict[str, type[NextToken] | type[SpanCorruption]] = {
-    "next_token": NextToken,
-    "span_corruption": SpanCorruption,
-}
+FIRST: dict[str, Any] = {"next_token": NextToken, "span_corruption": SpanCorruption}
 
 
 @register("objective", "prefix_lm")

@@ -40,11 +40,11 @@ class SpanCorruption:
     @classmethod
     def check(cls, recipe: Recipe, config: Config | None = None) -> Iterator[tuple[str, str]]:
         """`config`: its own in place of the recipe's objective, which asks it first."""
-        config = config or recipe.objective
+        asked: Any = config or recipe.objective
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
-        elif recipe.network.sentinels < config.sentinels:
-            reason = f"asks for {config.sentinels} sentinels, network.sentinels is {recipe.network.sentinels}"
+        elif recipe.network.sentinels < asked.sentinels:
+            reason = f"asks for {asked.sentinels} sentinels, network.sentinels is {recipe.network.sentinels}"
             yield "objective.sentinels", f"{reason}; give it as many"
 
     def __init__(self, config: Config):
