@@ -1,6 +1,6 @@
 """Tasks of the harness at several batch sizes, by Tandem's adapter and by the exported model: are the numbers the same?
 
-    TANDEM_DATA=FOLDER python benchmarks/tasks.py runs/plain/model runs/sps/model [--limit 200] [--rows 1,7,32] [--out FILE]
+    TANDEM_DATA=FOLDER python benchmarks/tasks.py runs/plain/model runs/sps/model [--limit 200] [--out FILE]
 
 Every way answers the same items. The first way is the adapter at the first batch size; of every other is told how far
 a log-likelihood of any item is from the first's at most, and how many items or metrics differ: none, where all is well.
