@@ -259,6 +259,16 @@ def test_a_fork_copies_nothing_of_a_prefix_for_a_few_tokens():
     assert not fork.generation.shared and len(fork.generation.caches[0]) == 48 + APART
 
 
+def test_a_commit_leaves_what_forks_share():
+    network, prompts = build(), [document(9, 1), document(5, 2)]
+    session, alone = (network.session(2, keep="extendable") for _ in range(2))
+    for one in (session, alone):
+        one.prefill(prompts)
+    fork, token = session.fork(), torch.tensor([3, 4])
+    session.extend(torch.tensor([[5, 6, 7], [8, 9, 10]]))
+    close(fork.step(token), alone.step(token), FLOAT, "a token after the other's commit")
+
+
 @pytest.mark.parametrize("keep", ["latents", "extendable"])
 def test_latents_alone_bring_a_context_back(keep):
     network, prompts = build(), [document(9, 1), document(5, 2)]
