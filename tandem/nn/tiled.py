@@ -128,7 +128,7 @@ def _run_strip(strip: Strip, queries, keys, values, scale, return_lse, dropout) 
 def _call(
     tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse, dropout
 ) -> list[Tensor]:
-    few = q.shape[2] <= FEW and q.device.type == "cpu" and q.dtype.itemsize >= 4
+    few = q.shape[2] <= FEW and not tile.is_causal and q.device.type == "cpu" and q.dtype.itemsize >= 4
     if few and not (torch.is_grad_enabled() or return_lse or dropout):
         return [_products(tile, q, ks, vs, scale)]
     k, v, mask = _cat(ks, 2), _cat(vs, 2), tile.mask_in(q.dtype)
@@ -159,7 +159,7 @@ def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor],
     weights = _split(scores.softmax(2), [k.shape[1] for k in ks], 2)
     y = torch.bmm(weights[0], vs[0])
     for w, v in zip(weights[1:], vs[1:], strict=True):
-        y.baddbmm_(w, v)
+        y = torch.baddbmm(y, w, v)
     y = y.view(B, H, T, D)
     return y if tile.empty is None else y.masked_fill(tile.empty, 0.0)
 
