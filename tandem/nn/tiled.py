@@ -42,7 +42,7 @@ COPY = 16
 """What a key of a call costs beside its pairs, in query-key pairs (likewise)."""
 
 FEW = 4
-"""Queries of a call, of all groups, up to which plain products replace SDPA on the CPU where no gradient is asked for."""
+"""Queries of a call, of all groups, up to which plain products take the place of SDPA on the CPU, without gradients."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
