@@ -69,12 +69,12 @@ class StateWindow(Analysis):
         delta, error = (np.array(record[name])[first:] for name in ("delta", "delta_standard_error"))
         position = np.arange(first, first + len(delta))
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axes.fill_between(position, delta - error, delta + error, color="C0", linewidth=0, alpha=0.2,
-                          label=f"mean of {record['documents']:,} documents, one standard error either side")  # fmt: skip
+        means = f"mean of {record['documents']:,} documents, one standard error either side"
+        axes.fill_between(position, delta - error, delta + error, color="C0", linewidth=0, alpha=0.2, label=means)
         axes.plot(position, smoothed(delta, _smoothing(record["tokens"])), "C0", linewidth=1.6, label="smoothed")
         axes.legend(frameon=False)
         axes.set_xlabel("position in the document (tokens)")
-        axes.set_ylabel(f"loss with {record['window']} tokens of state less loss with all (nats)")
+        axes.set_ylabel(f"loss added when only {record['window']} tokens of state are read (nats)")
 
 
 def _smoothing(tokens: int) -> int:
