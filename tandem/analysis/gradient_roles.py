@@ -103,12 +103,13 @@ class GradientRoles(Analysis):
                 continue  # nothing reads this stream later
             offsets, means, intervals = map(np.array, zip(*found, strict=True))
             axes.fill_between(offsets, *intervals.T, color=f"C{colour}", linewidth=0, alpha=0.2)
-            axes.plot(offsets, 10 ** smoothed(np.log10(means), 21), f"C{colour}", linewidth=1.6, label=name)
+            curve = 10 ** smoothed(np.log10(means), min(21, record["horizon"] // 20 | 1))  # the paper's 21 of 512
+            axes.plot(offsets, curve, f"C{colour}", linewidth=1.6, label=name)
         axes.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yscale("log")
         axes.set_xlabel("offset k of the future loss (tokens)")
         axes.set_ylabel("gradient of the loss k ahead / of the present loss")
-        axes.legend(frameon=False, title="stream; mean and its 95 % interval")
+        axes.legend(frameon=False, title="smoothed mean, and 95 % interval of the mean")
 
 
 # ---- norms, without a copy of anything ------------------------------------------------------------------------------
