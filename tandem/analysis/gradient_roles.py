@@ -97,14 +97,14 @@ class GradientRoles(Analysis):
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         for colour, (name, curve) in enumerate(record["streams"].items()):
-            curve = zip(count(1), curve["mean"], curve["mean_interval"], strict=False)
-            found = [(k, mean, interval) for k, mean, interval in curve if mean]
+            points = zip(count(1), curve["mean"], curve["mean_interval"], strict=False)
+            found = [(k, mean, interval) for k, mean, interval in points if mean]
             if not found:
                 continue  # nothing reads this stream later
             offsets, means, intervals = map(np.array, zip(*found, strict=True))
             axes.fill_between(offsets, *intervals.T, color=f"C{colour}", linewidth=0, alpha=0.2)
-            curve = 10 ** smoothed(np.log10(means), min(21, record["horizon"] // 20 | 1))  # the paper's 21 of 512
-            axes.plot(offsets, curve, f"C{colour}", linewidth=1.6, label=name)
+            line = 10 ** smoothed(np.log10(means), min(21, record["horizon"] // 20 | 1))  # the paper's 21 of 512
+            axes.plot(offsets, line, f"C{colour}", linewidth=1.6, label=name)
         axes.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yscale("log")
         axes.set_xlabel("offset k of the future loss (tokens)")
