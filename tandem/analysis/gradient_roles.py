@@ -19,6 +19,7 @@ Shapes: B documents, S streams, T tokens, J targets, K horizon.
 
 import copy
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,16 +97,19 @@ class GradientRoles(Analysis):
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         for colour, (name, curve) in enumerate(record["streams"].items()):
-            found = [(k, mean) for k, mean in enumerate(curve["mean"], start=1) if mean]
+            points = zip(count(1), curve["mean"], curve["mean_interval"], strict=False)
+            found = [(k, mean, interval) for k, mean, interval in points if mean]
             if not found:
                 continue  # nothing reads this stream later
-            offsets, means = np.array(found).T
-            axes.plot(offsets, means, f"C{colour}", linewidth=0.6, alpha=0.3)
-            axes.plot(offsets, 10 ** smoothed(np.log10(means), 21), f"C{colour}", linewidth=1.6, label=name)
+            offsets, means, intervals = map(np.array, zip(*found, strict=True))
+            axes.fill_between(offsets, *intervals.T, color=f"C{colour}", linewidth=0, alpha=0.2)
+            line = 10 ** smoothed(np.log10(means), min(21, record["horizon"] // 20 | 1))  # the paper's 21 of 512
+            axes.plot(offsets, line, f"C{colour}", linewidth=1.6, label=name)
+        axes.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yscale("log")
         axes.set_xlabel("offset k of the future loss (tokens)")
         axes.set_ylabel("gradient of the loss k ahead / of the present loss")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, title="smoothed mean, and 95 % interval of the mean")
 
 
 # ---- norms, without a copy of anything ------------------------------------------------------------------------------

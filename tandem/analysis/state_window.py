@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
-from tandem.recipe import Settings, register
+from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 
@@ -39,6 +39,8 @@ class StateWindow(Analysis):
     def measure(self, run: Run) -> dict[str, Any]:
         c, store, network = self.config, run.corpus.validation, run.network.eval()
         tokens = c.tokens or min(2048, run.recipe.batch.context)
+        if c.window >= tokens - 1:
+            raise UserError(f"analysis.window = {c.window}: it cuts nothing of {tokens} tokens; ask for a smaller one")
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
         for first in range(0, len(documents), c.rows):
@@ -56,16 +58,25 @@ class StateWindow(Analysis):
             "documents": D,
             "nats_per_token": whole_DT.mean(),
             "nats_per_token_cut": cut_DT.mean(),
-            "last_delta": smoothed(delta_DT.mean(0)[c.window :], 201)[-1] if tokens > c.window + 1 else None,
+            "last_delta": smoothed(delta_DT.mean(0)[c.window + 1 :], _smoothing(tokens))[-1],
             "nll": whole_DT.mean(0).tolist(),
             "delta": delta_DT.mean(0).tolist(),
             "delta_standard_error": error.tolist(),
         }
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        first, delta = record["window"], np.array(record["delta"])
-        position = np.arange(len(delta))[first:]
-        axes.plot(position, delta[first:], "C0", linewidth=0.6, alpha=0.3)
-        axes.plot(position, smoothed(delta[first:], 201), "C0", linewidth=1.6)
+        first = record["window"] + 1  # before, nothing is cut
+        delta, error = (np.array(record[name])[first:] for name in ("delta", "delta_standard_error"))
+        position = np.arange(first, first + len(delta))
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        means = f"mean of {record['documents']:,} documents, one standard error either side"
+        axes.fill_between(position, delta - error, delta + error, color="C0", linewidth=0, alpha=0.2, label=means)
+        axes.plot(position, smoothed(delta, _smoothing(record["tokens"])), "C0", linewidth=1.6, label="smoothed")
+        axes.legend(frameon=False)
         axes.set_xlabel("position in the document (tokens)")
-        axes.set_ylabel(f"loss with {first} tokens of state - loss with all (nats)")
+        axes.set_ylabel(f"loss added when only {record['window']} tokens of state are read (nats)")
+
+
+def _smoothing(tokens: int) -> int:
+    """Neighbours of a parabola: a tenth of the tokens, of the paper's 2,048 its 201."""
+    return min(201, tokens // 10 | 1)

@@ -273,13 +273,17 @@ class DecoderSession:
 
     def states(self, x: Tensor) -> Tensor:
         """The last block's output for the next columns (B, n, C), which are then read."""
+        self._turn(x)
+        return self.network.states(x, self)
+
+    def _turn(self, x: Tensor) -> None:
+        """To the columns of x: positions and, with the first layer, what they read."""
         if self.clock is not None:
             self.rotation = self.network.rotation(self.clock, x.shape[1], x)
         else:
             self.rotation = self.network.rotation(self.columns, x.shape[1], x)
             self.columns += x.shape[1]
             self.plan = None
-        return self.network.states(x, self)
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, V) float32, of what follows the last column."""

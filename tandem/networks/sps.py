@@ -68,8 +68,13 @@ class SPS(Decoder):
         @property
         def streams(self) -> tuple[Stream, ...]:
             """Those that take part: where nothing reads a prediction, none is made."""
-            unread = self.persistent == self.read == "inputs" and self.window == 0
+            unread = self.inputs_alone and self.read == "inputs"
             return ("inputs",) if unread else ("inputs", "predictions")
+
+        @property
+        def inputs_alone(self) -> bool:
+            """Inputs read no prediction: they are the plain decoder's states."""
+            return self.persistent == "inputs" and self.window == 0
 
         @property
         def reach(self) -> None:
@@ -173,6 +178,9 @@ class SPS(Decoder):
             pairs=lambda n: sum(map(keys, range(n))),
             keys=keys,
             cache=lambda n: 2 * c.depth * G * D * (n + recent(n)),
+            prefill_linear=plain.linear if c.inputs_alone else None,
+            prefill_pairs=(lambda n: c.depth * plain.pairs(n)) if c.inputs_alone else None,
+            held_back=c.inputs_alone,
         )
 
     @classmethod
@@ -247,7 +255,8 @@ class StreamReader:
 class StreamSession(DecoderSession):
     """`caches` hold the stream that persists, `rings` the last `window` entries of the other.
 
-    A step takes the pair (x_i, p_i) through every block in one pass over the weights and the keys.
+    A step takes the pair (x_i, p_i) through every block in one pass over the weights and the keys. Where inputs read no
+    prediction, only the last of several tokens has one.
     """
 
     def __init__(self, network: SPS, rows: int):
@@ -271,7 +280,18 @@ class StreamSession(DecoderSession):
     def _plans(self, plan: Any) -> tuple[Plan, ...]:
         return plan.both[1], plan.one[1]
 
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.reshape(self.rows, -1)
+        if self.network.config.inputs_alone and tokens.shape[1] > 1:
+            x, tokens = self.enter(tokens[:, :-1]), tokens[:, -1:]
+            self._turn(x)
+            Decoder.states(self.network, x, self)
+        return super().step(tokens)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if len(k) == self.rows:  # inputs alone
+            return super().__call__(layer, q, k, v)
         stores = self._stores(layer)
         kv = [store.append(*new) for store, *new in zip(stores, k.chunk(2), v.chunk(2), strict=True)]
         k, v = zip(*kv, strict=True)

@@ -41,12 +41,12 @@ CALL = 2048
 COPY = 16
 """What a key of a call costs beside its pairs, in query-key pairs (likewise)."""
 
+PLAIN = 4
+"""Queries of a call, of all groups, up to which plain products take the place of SDPA on the CPU, without gradients."""
+
 FEW_QUERIES, FEW_KEYS = 192, 3 * 2**12
 """Fewer queries than this, or no more numbers than this in the keys of a head, and the backward of a bfloat16 call is
 computed in float32 on the CPU: up to five times as fast there, and slower only beyond (docs/attention.md)."""
-
-MANY = 2**16
-"""Numbers of keys for each query from which pieces are not laid side by side where no gradient is asked for."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
@@ -65,25 +65,12 @@ class Tile:
     mask: Tensor | None
     empty: Tensor | None
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
-    parts: list[tuple[Tensor | None, Tensor | None]] = field(default_factory=list)
 
     def mask_in(self, dtype: torch.dtype) -> Tensor | None:
         # Never a float32 mask beside float64 queries: SDPA on the CPU then reads it wrongly, in silence (torch 2.13).
         if self.mask is not None and dtype not in self.masks:
             self.masks[dtype] = self.mask.to(dtype)
         return self.masks.get(dtype)
-
-    def masks_of(self, pieces: Sequence[Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
-        """For pieces of the keys that have a call each: what is hidden there, None where nothing is, and from whom all.
-
-        (mask, queries that read nothing of the piece), shaped as `mask` and `empty` but for the last axis of `empty`.
-        """
-        if not self.parts and self.mask is not None:
-            for mask in self.mask.to(pieces[0].dtype).split([piece.shape[2] for piece in pieces], 3):
-                hidden = mask.isneginf()
-                everything = hidden.all(-1)
-                self.parts.append((mask if hidden.any() else None, everything if everything.any() else None))
-        return self.parts or [(None, None)] * len(pieces)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +132,9 @@ def _run_strip(strip: Strip, queries, keys, values, scale, return_lse, dropout) 
 def _call(
     tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse, dropout
 ) -> list[Tensor]:
-    many = sum(map(Tensor.numel, ks)) > MANY * q.shape[2]
-    if len(ks) > 1 and many and q.device.type == "cpu" and not torch.is_grad_enabled():
-        return _call_apart(tile, q, ks, vs, scale)
+    few = q.shape[2] <= PLAIN and not tile.is_causal and q.device.type == "cpu" and q.dtype.itemsize >= 4
+    if few and not (torch.is_grad_enabled() or return_lse or dropout):
+        return [_products(tile, q, ks, vs, scale)]
     k, v, mask = _cat(ks, 2), _cat(vs, 2), tile.mask_in(q.dtype)
     if return_lse:
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -194,19 +181,21 @@ class _SmallCall(torch.autograd.Function):
         return *(x.bfloat16() for x in gradients), None, None, None, None
 
 
-def _call_apart(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> list[Tensor]:
-    """A call for each piece of keys, put together by their log-sum-exps: a cache is read where it lies."""
-    parts = []
-    for k, v, (mask, empty) in zip(ks, vs, tile.masks_of(ks), strict=True):
-        part, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
-        parts.append((part, lse if empty is None else lse.masked_fill(empty, -torch.inf)))
-    (y, total), *others = parts
-    for part, lse in others:
-        y = torch.lerp(y, part, torch.sigmoid(lse - total)[..., None].to(y.dtype))
-        total = torch.logaddexp(total, lse)
-    if tile.empty is not None:
-        y, total = y.masked_fill(tile.empty, 0.0), total.masked_fill(tile.empty[..., 0], -torch.inf)
-    return [y, total]
+def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> Tensor:
+    """Scores, softmax, values, step by step: pieces of keys are read where they lie, in a cache, and not copied."""
+    B, H, T, D = q.shape
+    ks, vs = ([x.flatten(0, 1) for x in xs] for xs in (ks, vs))
+    q = (q * (D**-0.5 if scale is None else scale)).reshape(len(ks[0]), -1, D)  # heads that share keys are rows
+    scores = _cat([torch.bmm(q, k.mT) for k in ks], 2)
+    mask = tile.mask_in(q.dtype)
+    if mask is not None:
+        scores.view(B, H, T, -1).add_(mask)
+    weights = _split(scores.softmax(2), [k.shape[1] for k in ks], 2)
+    y = torch.bmm(weights[0], vs[0])
+    for w, v in zip(weights[1:], vs[1:], strict=True):
+        y = torch.baddbmm(y, w, v)
+    y = y.view(B, H, T, D)
+    return y if tile.empty is None else y.masked_fill(tile.empty, 0.0)
 
 
 def _nothing(q: Tensor) -> list[Tensor]:

@@ -75,5 +75,6 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs):
     refused(tandem("analyse", "gradient_role", runs / "sps"), "no such analysis; did you mean gradient_roles?")
     refused(tandem("analyse", "state_window", runs / "sps", "windw=3"), "did you mean analysis.window?")
     refused(tandem("analyse", "state_window", runs / "nowhere"), "no run here")
+    refused(tandem("analyse", "state_window", runs / "sps", "tokens=40", "window=39"), "it cuts nothing of 40 tokens")
     refused(tandem("analyse", "state_window", runs / "sps", "tokens=100000"), "no document has the 100001 tokens")
     refused(tandem("analyse", "gradient_roles", runs / "sps", "tokens=40", "targets=21"), "at most 20 with 40 tokens")

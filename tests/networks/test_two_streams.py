@@ -1,6 +1,7 @@
 """What is State-Prediction Separation's own; what it shares with all networks is in test_contract.py."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -234,6 +235,21 @@ def test_costs_of_the_models_of_the_paper(depth, C, heads, parameters, flops):
     assert 2 * cost.cache(4096) == 4 * depth * C * (4096 + 64)
 
 
+def test_training_costs_less_than_the_authors_pay():
+    """At scale S with rows of 4,096; their kernels do 2.40 times the work of Standard."""
+    T, shape = 4096, {"depth": 12, "width": 768, "heads": 12, "mlp_width": 2304}
+    with torch.device("meta"):
+        costs = [cls(cls.Config(**shape), 50_257, T).cost() for cls in (SPS, Decoder)]
+    lengths = torch.empty(200).log_normal_(6.48, 0.96, generator=torch.Generator().manual_seed(0))  # median 650
+    ends = (lengths * 1000 / lengths.mean()).cumsum(0).long()
+    rows = range(0, int(ends[-1]) // T * T, T)
+    cuts = [[row, *ends[(ends > row) & (ends < row + T)].tolist(), row + T] for row in rows]
+    documents = [[b - a for a, b in pairwise(cut)] for cut in cuts]
+    for cut, most in (([None], 1.80), (documents, 1.76)):
+        ours, standard = (sum(sum(cost.training(T, row).values()) for row in cut) for cost in costs)
+        assert 1.5 < ours / standard <= most
+
+
 def test_flops_run_are_those_of_the_pairs_that_the_tiles_visit():
     network, T = tiny(5).float(), 200
     batch = pack([[document(T, 1)]])
@@ -255,3 +271,33 @@ def test_a_session_holds_the_persistent_stream_and_a_window_of_the_other(window)
         kept = [(len(cache), len(ring)) for cache, ring in zip(session.caches, session.rings, strict=True)]
         assert kept == [(n, n if window is None else min(n, window))] * 2
         assert session.bytes == 4 * network.cost().cache(n)
+
+
+def test_two_thousand_tokens_cost_memory_for_the_persistent_stream_only():
+    network, text = tiny(3, depth=1).float(), document(2000, 1)
+    session, reserved = network.session(1), set()
+    for n, token in enumerate(text, 1):
+        logits = session.step(torch.tensor([token]))
+        if n > 3:
+            reserved.add(session.rings[0].kv.shape[3])
+            assert session.bytes == 4 * 2 * 32 * (n + 3)
+    assert reserved == {64} and session.caches[0].kv.shape[3] <= 4000
+    tokens = torch.tensor([text])
+    with torch.no_grad():
+        full = hidden_of(network, Batch(tokens, tokens, torch.zeros_like(tokens)))
+    torch.testing.assert_close(logits, full[:, -1] @ network.head.T, rtol=0, atol=1e-4)
+
+
+def test_a_prompt_whose_inputs_read_no_prediction_has_one_at_its_end_only():
+    network, prompts = tiny(0), [document(9, 1), document(5, 2)]
+    seen, session = [], network.session(2)
+    network.blocks[0].register_forward_hook(lambda block, args, x: seen.append(tuple(x.shape[:2])))
+    logits = session.prefill(prompts)
+    assert seen == [(2, 8), (4, 1)]
+    for row, prompt in enumerate(prompts):
+        stepwise = network.session(1)
+        for token in prompt:
+            expected = stepwise.step(torch.tensor([token]))
+        torch.testing.assert_close(logits[row], expected[0])
+    plain = Decoder(Decoder.Config(width=32, heads=4, depth=2), VOCABULARY, CONTEXT).cost()
+    assert network.cost().prefill(8) == plain.prefill(8)

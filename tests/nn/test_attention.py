@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns import PATTERNS, B, D, H, assert_close, draw, everything, flattened, starts_of
 
+from tandem.networks.sps import SPS, stream_spans
 from tandem.nn import tiled
 from tandem.nn.attention import Source, attend, attend_dense, plan_attention
 from tandem.nn.spans import Span, causal, prefix, readable
@@ -152,6 +153,17 @@ def test_foreign_keys_change_nothing_and_get_no_gradient(name):
         assert torch.equal(read(changed), read(sources))
 
 
+def test_what_is_no_number_stays_in_its_document():
+    """Where a tile ends with a document, the keys of others are not even loaded."""
+    starts = torch.tensor([[0] * 70 + [70] * 59])
+    for spans in ([causal(starts)], stream_spans(SPS.Config(window=3), starts)):
+        q, sources, _ = draw(spans, [129] * len(spans), 129)
+        sources = [Source(*(x.clone().index_fill_(2, torch.arange(70), torch.nan) for x in (s.k, s.v)), s.span)
+                   for s in sources]  # fmt: skip
+        for y in attend(q, sources) if isinstance(q, tuple) else [attend(q, sources)]:
+            assert y[:, :, :70].isnan().all() and y[:, :, 70:].isfinite().all()
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +263,7 @@ def test_the_page_runs():
 @pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("name", ["sps_3", "delayed_state_0", "double_decoder", "own_and_encoder", "gist"])
 def test_pieces_of_keys_that_are_read_where_they_lie_are_the_definition(name, queries, monkeypatch):
-    monkeypatch.setattr(tiled, "MANY", 0)
+    monkeypatch.setattr(tiled, "PLAIN", 10)
     T = 129
     for first in (0, 64, T - queries):
         spans = [

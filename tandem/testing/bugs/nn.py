@@ -16,6 +16,8 @@ BUGS = {
     "nn/tiled.py": [
         ("a mask one key too wide", "tests/nn/test_attention.py",
          "[(lo[:, s] <= j) & (j < hi[:, s])", "[(lo[:, s] <= j) & (j <= hi[:, s])"),
+        ("a decoding step reads what is hidden", "tests/nn/test_attention.py",
+         ".add_(mask)", ".add(mask)"),
     ],
     "nn/block.py": [
         ("no norm before attention", "tests/nn/test_block.py",
