@@ -153,7 +153,7 @@ def test_a_pass_depends_on_its_corrections_and_on_no_pass_before():
     assert torch.equal(passed[1], two)
 
 
-@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed"])
+@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed", "mixture"])
 def test_one_pass_is_the_plain_decoder_to_the_last_bit(setting):
     plain = Decoder.tiny()[setting]
     config = ContextReady.Config(**plain.model_dump(), passes=1, passes_min=None)
