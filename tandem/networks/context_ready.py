@@ -154,8 +154,8 @@ class ContextReady(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        # As many passes as the longest text has tokens: then training, too, is streaming.
-        exact: dict[str, Any] = {"passes": 41, "passes_min": None, "depth": 1}
+        # As many passes as the longest text has tokens: then training is streaming, and so are scores, by no session.
+        exact: dict[str, Any] = {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         given = {"passes": exact, "bptt": bptt}
         return {
@@ -318,7 +318,7 @@ class ContextReadySPS(ContextReady):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         given: dict[str, dict[str, Any]] = {
-            "passes": {"passes": 41, "passes_min": None, "depth": 1},
+            "passes": {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1},
             "bptt": {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"},
         }
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
