@@ -107,6 +107,12 @@ def draw(records, path):
     figure.savefig(path, format="png")
 
 
+def show(records, folder) -> None:
+    """Writes table and picture."""
+    (folder / "table.txt").write_text(table(records))
+    draw(records, folder / "picture.png")
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--size", default="small", choices=PUBLISHED)
@@ -136,8 +142,9 @@ def main() -> int:
         records.append(run(arm, options))
         if options.out:
             append(path, records[-1])
-            (options.out / "table.txt").write_text(table(records))
-            draw(records, options.out / "picture.png")
+            show(records, options.out)
+    if options.out:
+        show(records, options.out)  # also where nothing was left to run
     print(table(records), end="")
     return 0
 
