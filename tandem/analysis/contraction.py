@@ -1,7 +1,8 @@
 """How fast the passes of a context-ready network approach streaming.
 
     delta_k = max over rows, positions and channels of |c(k) - c(k-1)|          c(0) = 0
-    rho = delta_K / delta_(K-1)                                                 the last ratio, averaged over batches
+    rho = delta_K / delta_(K-1)                                                 the last ratio above the tolerance,
+                                                                                averaged over batches
 
     delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
 
@@ -46,9 +47,10 @@ def movements(network: ContextReady, batch: Batch, passes: int) -> Tensor:
     return torch.stack(moved).cpu()
 
 
-def last_ratio(delta_K: np.ndarray) -> float:
-    """rho. Where nothing moves any more it is 0."""
-    return float(delta_K[-1] / delta_K[-2]) if delta_K[-1] else 0.0
+def last_ratio(delta_K: np.ndarray, tolerance: float = 0.0) -> float:
+    """rho, at the last pass that moves anything by more than `tolerance`: below that rounding moves it. Or else 0."""
+    moving = np.flatnonzero(delta_K[1:] > tolerance)
+    return float(delta_K[moving[-1] + 1] / delta_K[moving[-1]]) if len(moving) else 0.0
 
 
 def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
@@ -99,7 +101,7 @@ class Contraction(Analysis):
         delta_K = delta_BK.mean(0)
         nll = parallel_against_sequential(network, batches)
         return {
-            "rho": float(np.mean([last_ratio(delta_K) for delta_K in delta_BK])),
+            "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in delta_BK])),
             "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance),
             "correction_share": nll["1"] - nll["stream"],
             **{f"perplexity_{K}": math.exp(nats) for K, nats in nll.items()},
@@ -113,7 +115,7 @@ class Contraction(Analysis):
         delta = np.array(record["delta"])
         k = 1 + np.arange(len(delta))
         axes.semilogy(k, delta, "C0o-", markersize=4, label="largest movement")
-        axes.semilogy(k, delta[-1] * record["rho"] ** (k - k[-1]), "C1--", label=f"rho = {record['rho']:.2f}")
+        axes.semilogy(k, delta[0] * record["rho"] ** (k - 1.0), "C1--", label=f"rho = {record['rho']:.2f}")
         axes.set_xlabel("pass")
         axes.set_ylabel("movement of the corrections, |c(k) - c(k-1)|")
         right, numbers = axes.twinx(), [K for K in COLUMNS if K != "stream"]

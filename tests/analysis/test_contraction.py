@@ -53,6 +53,7 @@ def test_ratio_and_passes_by_hand():
     delta = np.array([1, 0.5, 0.25])
     assert last_ratio(delta) == 0.5
     assert last_ratio(np.array([1.0, 0.0])) == 0.0
+    assert last_ratio(np.array([1, 0.25, 1e-7, 1e-7]), tolerance=1e-5) == 0.25  # the rest is rounding
     assert [passes_needed(delta, tolerance) for tolerance in (1, 0.3, 0.25, 0.1)] == [1, 3, 3, None]
 
 
