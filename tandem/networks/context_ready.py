@@ -50,8 +50,7 @@ from tandem.recipe import Settings, UserError, register
 
 Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
 """A number of passes, or as many as it takes to be streaming."""
-WALKED = 8
-"""Rows from which a CPU is faster side by side, token by token, than in as many passes as streaming takes."""
+WALKED = 8  # rows from which a CPU streams them side by side faster than in passes (docs/log.md)
 
 
 class CorrectionConfig(Settings):
@@ -256,8 +255,7 @@ class ContextReady(Network):
         """
         T, first = e.shape[1], _first(starts).to(e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
-        c, moving = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool)
-        K = 1
+        c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
         while K <= T and moving.any():
             new = self.next(e, c, reader, first)
             moved = moving & ((new - c).abs().amax(-1) > self.config.tolerance)
