@@ -1,21 +1,25 @@
 """Pointer chasing by one recurrent block and by plain decoders of several: the staircase.
 
-    python benchmarks/pointer_chasing.py [--size small] [--arms bptt,passes,1,2,4] [--steps 3000] [--out results.jsonl]
+    python benchmarks/pointer_chasing.py --measure
+    python benchmarks/pointer_chasing.py --out docs/results/pointer_chasing [--size small] [--arms bptt,1,2,4]
 
 An arm is `bptt` or `passes` (one context-ready block, trained through time or in five passes) or a number: a plain
 decoder of so many blocks. Each trains with Adam on fresh rows until all columns are solved (accuracy of 0.99 on 256
-fresh rows), or to the last step; the table says what it reached and how long it took. `--measure` takes five steps of
-every arm and says how long the whole would take at most.
+fresh rows), or for `--steps` steps. The folder gets a line for every arm as it ends (record.jsonl), and the table and
+picture of all lines so far; an arm that has its line is not run again. On a CPU one thread works, and time is its
+CPU time. `--measure` takes five steps of every arm and says how long all would take at most.
 """
 
 import argparse
+import json
 import sys
 import time
+from pathlib import Path
 
 import torch
-from machine import header, write
+from machine import append, header, machine
 
-from tandem.evaluation.pointer_chasing import PUBLISHED, accuracies, learn, settings, solved
+from tandem.evaluation.pointer_chasing import PUBLISHED, SOLVED, learn, settings, solved
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
 
@@ -34,40 +38,92 @@ def build(arm, size, seed):
 
 
 def run(arm, options):
+    """Trains an arm: its record, with the accuracies by column at every look."""
     network, task, lr = build(arm, options.size, options.seed)
-    began = time.perf_counter()
+    began, curve = time.process_time(), []
 
     def watch(step, loss, found):
+        curve.append({"step": step, "loss": loss, "accuracies": found})
         columns = " ".join(f"{accuracy:.2f}" for accuracy in found)
         print(f"  {arm:>6} {step:>6}  loss {loss:.3f}  {columns}", flush=True)
         return solved(found) == len(found)
 
     steps = learn(network, task, seed=options.seed, steps=options.steps, lr=lr, every=options.every, watch=watch)
-    found = accuracies(network, task, options.seed)
-    seconds = time.perf_counter() - began
-    print(f"{arm:>8}: {solved(found)} of {len(found)} columns after {steps} steps, {seconds:.0f} s", flush=True)
-    return {"arm": arm, "size": options.size, "seed": options.seed, "steps": steps, "seconds": seconds,
-            "solved": solved(found), "accuracies": found}  # fmt: skip
+    return {"arm": arm, "size": options.size, "seed": options.seed, "parameters": network.cost().total_parameters,
+            "steps": steps, "cpu_seconds": time.process_time() - began, "solved": solved(curve[-1]["accuracies"]),
+            "accuracies": curve[-1]["accuracies"], "curve": curve}  # fmt: skip
 
 
 def seconds_a_step(arm, options):
     network, task, lr = build(arm, options.size, options.seed)
     learn(network, task, seed=options.seed, steps=2, lr=lr)
-    began = time.perf_counter()
+    began = time.process_time()
     learn(network, task, seed=options.seed, steps=5, lr=lr)
-    return (time.perf_counter() - began) / 5
+    return (time.process_time() - began) / 5
+
+
+def named(arm):
+    """An arm in words."""
+    return f"plain, {arm} block{'s' * (arm != '1')}" if arm.isdecimal() else f"recurrent, 1 block ({arm})"
+
+
+def columns(record):
+    """What is asked: the levels from 0, and the last query."""
+    return [*(f"L{level}" for level in range(len(record["accuracies"]) - 1)), "last"]
+
+
+def table(records):
+    asked = columns(records[0])
+    head = f"{'arm':<26}{'parameters':>11}{'steps':>7}{'CPU s':>7}{'solved':>8}  " + "".join(f"{c:>6}" for c in asked)
+    rows = [
+        f"{named(r['arm']):<26}{r['parameters']:>11,}{r['steps']:>7,}{r['cpu_seconds']:>7.0f}"
+        f"{r['solved']:>3} of {len(asked)}  " + "".join(f"{a:>6.2f}" for a in r["accuracies"])
+        for r in records
+    ]
+    return "\n".join([head, *rows]) + "\n"
+
+
+def draw(records, path):
+    """Accuracy by column of every arm, and below it, arm by arm, over the steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(records), 5.6), dpi=120, layout="constrained")
+    arms = [r["arm"] for r in records]
+    axes = figure.subplot_mosaic([["all"] * len(arms), arms])
+    for record in records:
+        axes["all"].plot(columns(record), record["accuracies"], "o-", label=named(record["arm"]), alpha=0.8)
+        own, steps = axes[record["arm"]], [look["step"] for look in record["curve"]]
+        for i, column in enumerate(columns(record)):
+            own.plot(steps, [look["accuracies"][i] for look in record["curve"]], f"C{i}", label=column)
+        own.set_title(named(record["arm"]), fontsize=9)
+        own.set_xlabel("step")
+    for name, own in axes.items():
+        own.set_ylim(0, 1.04)
+        own.axhline(SOLVED, color="grey", linewidth=0.6, linestyle=":")
+        if name in ("all", arms[0]):
+            own.set_ylabel("accuracy")
+            own.legend(frameon=False, fontsize=8)
+    axes["all"].set_title("Levels of pointer chasing after training", fontsize=10)
+    figure.savefig(path, format="png")
+
+
+def show(records, folder) -> None:
+    """Writes table and picture."""
+    (folder / "table.txt").write_text(table(records))
+    draw(records, folder / "picture.png")
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--size", default="small", choices=PUBLISHED)
-    arguments.add_argument("--arms", default="bptt,passes,1,2,4")
+    arguments.add_argument("--arms", default="bptt,1,2,4")
     arguments.add_argument("--steps", type=int, default=3000)
-    arguments.add_argument("--every", type=int, default=100)
+    arguments.add_argument("--every", type=int, default=50, help="steps between looks at the accuracies")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--measure", action="store_true")
-    arguments.add_argument("--out")
+    arguments.add_argument("--out", type=Path, help="a folder")
     options = arguments.parse_args()
+    torch.set_num_threads(1)
     print(header())
     arms = options.arms.split(",")
     if options.measure:
@@ -75,9 +131,21 @@ def main() -> int:
             seconds = seconds_a_step(arm, options)
             print(f"{arm:>8}: {seconds:.3f} s a step, {options.steps * seconds / 60:.1f} min for {options.steps} steps")
         return 0
-    records = [run(arm, options) for arm in arms]
+    records = []
     if options.out:
-        write(options.out, records)
+        options.out.mkdir(parents=True, exist_ok=True)
+        path = options.out / "record.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()[1:]] if path.exists() else []
+        if not records:
+            path.write_text(json.dumps(machine()) + "\n")
+    for arm in (arm for arm in arms if arm not in [record["arm"] for record in records]):
+        records.append(run(arm, options))
+        if options.out:
+            append(path, records[-1])
+            show(records, options.out)
+    if options.out:
+        show(records, options.out)  # also where nothing was left to run
+    print(table(records), end="")
     return 0
 
 

@@ -50,6 +50,7 @@ from tandem.recipe import Settings, UserError, register
 
 Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
 """A number of passes, or as many as it takes to be streaming."""
+WALKED = 8  # rows from which a CPU streams them side by side faster than in passes (docs/log.md)
 
 
 class CorrectionConfig(Settings):
@@ -152,8 +153,8 @@ class ContextReady(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        # As many passes as the longest text has tokens: then training, too, is streaming.
-        exact: dict[str, Any] = {"passes": 41, "passes_min": None, "depth": 1}
+        # As many passes as the longest text has tokens: then training is streaming, and so are scores, by no session.
+        exact: dict[str, Any] = {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         given = {"passes": exact, "bptt": bptt}
         return {
@@ -196,7 +197,9 @@ class ContextReady(Network):
     def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.read`; `passes` in place of the settings'."""
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
-        return self.wrapped.norm(self._pass(e, batch, passes or self.config.score_passes))
+        passes = passes or self.config.score_passes
+        walks = passes == "stream" and e.device.type == "cpu" and len(e) >= WALKED and not torch.is_grad_enabled()
+        return self.wrapped.norm(self._walk(e, batch) if walks else self._pass(e, batch, passes))
 
     def _drawn(self, batch: Batch) -> int:
         """K of this step: nothing but its key decides."""
@@ -252,8 +255,7 @@ class ContextReady(Network):
         """
         T, first = e.shape[1], _first(starts).to(e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
-        c, moving = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool)
-        K = 1
+        c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
         while K <= T and moving.any():
             new = self.next(e, c, reader, first)
             moved = moving & ((new - c).abs().amax(-1) > self.config.tolerance)
@@ -264,9 +266,10 @@ class ContextReady(Network):
         return c, K
 
     def _walk(self, e: Tensor, batch: Batch) -> Tensor:
-        """The last block's output (B, T, C) of streaming, all of it in the graph."""
+        """The last block's output (B, T, C) of streaming, in training all of it in the graph."""
         session = ContextReadySession(self, len(e))
-        session.inner.keep_graph()
+        if torch.is_grad_enabled():
+            session.inner.keep_graph()
         z = []
         for t in range(e.shape[1]):
             session.inner.pads = batch.starts[:, t]
@@ -313,7 +316,7 @@ class ContextReadySPS(ContextReady):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         given: dict[str, dict[str, Any]] = {
-            "passes": {"passes": 41, "passes_min": None, "depth": 1},
+            "passes": {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1},
             "bptt": {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"},
         }
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}

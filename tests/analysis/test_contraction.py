@@ -53,6 +53,7 @@ def test_ratio_and_passes_by_hand():
     delta = np.array([1, 0.5, 0.25])
     assert last_ratio(delta) == 0.5
     assert last_ratio(np.array([1.0, 0.0])) == 0.0
+    assert last_ratio(np.array([1, 0.25, 1e-7, 1e-7]), tolerance=1e-5) == 0.25  # the rest is rounding
     assert [passes_needed(delta, tolerance) for tolerance in (1, 0.3, 0.25, 0.1)] == [1, 3, 3, None]
 
 
@@ -73,9 +74,16 @@ def test_a_run_is_measured_and_drawn(small_corpus, tmp_path):
     analysis = Contraction(Contraction.Config(passes=6, batches=2, documents=3))
     record = analysis.measure(run)
     assert [*record["nats_per_token"]] == ["1", "2", "3", "5", "10", "stream"]
+    assert [record[f"perplexity_{K}"] for K in record["nats_per_token"]] == [
+        pytest.approx(np.exp(nats)) for nats in record["nats_per_token"].values()
+    ]
     nll = [*record["nats_per_token"].values()]
     assert abs(nll[4] - nll[5]) < abs(nll[0] - nll[5])
     assert 0 < record["rho"] < 1 and record["correction_share"] == nll[0] - nll[5]
     figure = plots.Figure()
-    analysis.draw(record, figure.subplots())
+    axes = figure.subplots()
+    analysis.draw(record, axes)
+    drawn = {line.get_label(): line for line in axes.figure.axes[1].get_lines()}
+    assert [*drawn["perplexity in k passes"].get_ydata()] == [record[f"perplexity_{K}"] for K in (1, 2, 3, 5, 10)]
+    assert [*drawn["streaming"].get_ydata()] == [record["perplexity_stream"]] * 2
     figure.savefig(tmp_path / "drawn.png")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tandem.networks.context_ready import ContextReady, ContextReadySPS
+from tandem.networks.context_ready import WALKED, ContextReady, ContextReadySPS
 from tandem.networks.decoder import Decoder
 from tandem.networks.head_ffn import HeadFFN
 from tandem.nn.moe import MixtureConfig
@@ -102,6 +102,23 @@ def test_sessions_and_scores_are_streaming_in_float32(correction):
     torch.testing.assert_close(nll[:-1], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("cls", [ContextReady, ContextReadySPS])
+def test_many_rows_scored_side_by_side_are_scored_as_in_passes(cls):
+    """Streaming by either way: documents that begin anywhere, a window, in float32."""
+    settings = {"width": 32, "heads": 4, "depth": 2, "window": 7}
+    network = Case("", cls, cls.Config(**settings, tolerance=1e-7)).fresh()
+    rows = [[document(5 + row, row), document(19 - row, row)] for row in range(WALKED)]
+    walked = []
+    network._walk = lambda *given: walked.append(0) or type(network)._walk(network, *given)
+    with torch.no_grad():
+        many = network.score(pack(rows))
+        few = torch.cat([network.score(pack(rows[i : i + 4])) for i in range(0, WALKED, 4)])
+        assert len(walked) == 1
+        two = [network.score(pack(rows), passes=2)[:4], network.score(pack(rows[:4]), passes=2)]
+    torch.testing.assert_close(many, few, rtol=0, atol=1e-5)
+    torch.testing.assert_close(*two, rtol=0, atol=1e-5)  # a number of passes stays one
+
+
 class Half(nn.Module):
     """F(norm(u)) = u / 2."""
 
@@ -136,7 +153,7 @@ def test_a_pass_depends_on_its_corrections_and_on_no_pass_before():
     assert torch.equal(passed[1], two)
 
 
-@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed"])
+@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed", "mixture"])
 def test_one_pass_is_the_plain_decoder_to_the_last_bit(setting):
     plain = Decoder.tiny()[setting]
     config = ContextReady.Config(**plain.model_dump(), passes=1, passes_min=None)

@@ -35,6 +35,8 @@ BUGS = {
          "else self.wrapped.first_prediction, z", "else x, z"),
         ("experts of recomputed passes are told of again", CONTEXT_READY,
          "self.wrapped.routings = []", "pass"),
+        ("many rows are streamed whatever passes are asked", CONTEXT_READY,
+         'walks = passes == "stream" and e.device', "walks = e.device"),
         ("nothing is recomputed", CONTEXT_READY,
          "if self.recompute and torch.is_grad_enabled():  # of", "if not torch.is_grad_enabled():  # of"),
         ("a blind correction speaks at the first position", CONTEXT_READY,
