@@ -41,6 +41,10 @@ CALL = 2048
 COPY = 16
 """What a key of a call costs beside its pairs, in query-key pairs (likewise)."""
 
+FEW_QUERIES, FEW_KEYS = 192, 3 * 2**12
+"""Fewer queries than this, or no more numbers than this in the keys of a head, and the backward of a bfloat16 call is
+computed in float32 on the CPU: up to five times as fast there, and slower only beyond (docs/attention.md)."""
+
 MANY = 2**16
 """Numbers of keys for each query from which pieces are not laid side by side where no gradient is asked for."""
 
@@ -149,6 +153,8 @@ def _call(
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=tile.is_causal, attn_mask=mask, scale=scale
         )
+    elif _is_small(q, k, v, dropout):
+        outputs = [_SmallCall.apply(q, k, v, mask, tile.mask, tile.is_causal, scale)]
     else:
         grouped = q.shape[1] != k.shape[1]
         outputs = [
@@ -158,6 +164,34 @@ def _call(
         return outputs
     y, *lse = outputs
     return [y.masked_fill(tile.empty, 0.0), *(x.masked_fill(tile.empty[..., 0], -torch.inf) for x in lse)]
+
+
+def _is_small(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    is_bfloat16 = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    is_small = q.shape[2] < FEW_QUERIES or k.shape[2] * k.shape[3] <= FEW_KEYS
+    return is_bfloat16 and needs_grad and is_small and not dropout
+
+
+class _SmallCall(torch.autograd.Function):
+    """SDPA in bfloat16 on the CPU, its backward in float32: what is kept for it stays bfloat16."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, float_mask, is_causal, scale):
+        y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=is_causal, attn_mask=mask, scale=scale
+        )
+        ctx.save_for_backward(q, k, v, y, lse, float_mask)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v, y, lse, mask = ctx.saved_tensors
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(x.float() for x in (dy, q, k, v, y)), lse, 0.0, ctx.is_causal, attn_mask=mask, scale=ctx.scale
+        )
+        return *(x.bfloat16() for x in gradients), None, None, None, None
 
 
 def _call_apart(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> list[Tensor]:

@@ -8,7 +8,7 @@ import torch
 import torch._dynamo.testing as dynamo_testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patterns import PATTERNS, B, D, H, assert_close, draw, everything, starts_of
+from patterns import PATTERNS, B, D, H, assert_close, draw, everything, flattened, starts_of
 
 from tandem.nn import tiled
 from tandem.nn.attention import Source, attend, attend_dense, plan_attention
@@ -53,6 +53,24 @@ def test_tiled_in_working_precision(name, dtype, tolerance):
         assert a.dtype == dtype
         # Inputs were rounded to 8 bits in bfloat16: scores of order 3 move by 0.4 %, outputs of order one likewise.
         torch.testing.assert_close(a.double(), e, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["causal", "sps_3", "double_decoder", "left_padded"])
+def test_gradients_of_small_calls_in_bfloat16_are_no_further_off_than_those_of_sdpa(name, monkeypatch):
+    monkeypatch.setattr("patterns.G", H)  # not those of grouped keys
+
+    def gradients(dtype, function=attend):
+        q, sources, leaves = draw(PATTERNS[name](120), [120] * len(PATTERNS[name](120)), 120, dtype)
+        loss = sum(y.double().square().sum() for y in flattened(function(q, sources)))
+        found = torch.autograd.grad(loss, leaves)
+        assert {x.dtype for x in found} == {dtype}
+        return torch.cat([x.double().flatten() for x in found])
+
+    exact, small = gradients(torch.float64, attend_dense), gradients(torch.bfloat16)
+    monkeypatch.setattr(tiled, "_is_small", lambda *_: False)
+    plain = gradients(torch.bfloat16)
+    errors = [((x - exact).norm() / exact.norm()).item() for x in (small, plain)]
+    assert 0 < errors[0] < min(0.01, 1.05 * errors[1]) and (small != plain).any(), errors
 
 
 @st.composite
