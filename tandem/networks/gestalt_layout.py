@@ -286,25 +286,16 @@ class PackedReader:
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._attend(q, *map(self.rows.lay, (k, v)), *self.rows.own(q.device))
+        span, plan = self.rows.own(q.device)
+        q, k, v = map(self.rows.lay, (q, k, v))
+        return self.rows.pick(attend(q, [Source(k, v, span)], plan=plan, dropout=self.dropout))
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
             return torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
+        span, plan = self.rows.thoughts(q.device)
         k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
-        return self._attend(q, k, v, *self.rows.thoughts(q.device))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, span: Span, plan: Plan) -> Tensor:
-        """Packed queries, keys and values of the rectangle.
-
-        On the CPU in float32: the kernel of bfloat16 costs each query as much as 130 keys, more than rows here have.
-        """
-        q, dtype = self.rows.lay(q), v.dtype
-        if q.device.type == "cpu":
-            q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-        with torch.autocast("cpu", enabled=False):
-            y = attend(q, [Source(k, v, span)], plan=plan, dropout=self.dropout)
-        return self.rows.pick(y).to(dtype)
+        return self.rows.pick(attend(self.rows.lay(q), [Source(k, v, span)], plan=plan, dropout=self.dropout))
 
 
 def keys_and_values(projected: Tensor, ranks: Tensor, heads: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import rank_table
-from tandem.nn.attention import attend
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
@@ -104,22 +103,6 @@ def test_ablations_are_the_sentence_loop(blocks, settings):
     for (name, one), other in zip(networks[0].named_parameters(), networks[1].parameters(), strict=True):
         grad = torch.zeros_like(other) if other.grad is None else other.grad
         close(one.grad, grad, 1e-5, f"gradient of {name}")
-
-
-def test_sentences_are_read_in_float32_on_the_cpu(monkeypatch):
-    """Whatever the products run in: rows are too short for the price that its bfloat16 kernel asks of each query."""
-    seen = []
-
-    def told(q, sources, **more):
-        seen.append((q.dtype, sources[0].k.dtype, sources[0].v.dtype, torch.is_autocast_enabled("cpu")))
-        return attend(q, sources, **more)
-
-    monkeypatch.setattr("tandem.networks.gestalt_layout.attend", told)
-    network, batch = build().float(), streams(RAGGED)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = trained(network, batch)
-    assert set(seen) == {(torch.float32,) * 3 + (False,)}
-    close(loss, trained(build().float(), batch), 0.02, "loss")
 
 
 @pytest.mark.parametrize("blocks", KINDS)
