@@ -97,7 +97,8 @@ class _Lay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return grad.index_select(0, *ctx.saved_tensors), None, None
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None, None
 
 
 class _Pick(torch.autograd.Function):
@@ -111,7 +112,8 @@ class _Pick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return _laid(grad, *ctx.saved_tensors, ctx.cells), None
+        (index,) = ctx.saved_tensors
+        return _laid(grad, index, ctx.cells), None
 
 
 def _laid(x: Tensor, index: Tensor, cells: int) -> Tensor:
