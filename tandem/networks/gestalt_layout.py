@@ -77,9 +77,12 @@ class Rows:
 
 @lru_cache(maxsize=4096)
 def _planned(filled: int | None, columns: int, keys: int, device: torch.device) -> tuple[Span, Plan]:
-    """What batches share, as it needs no mask: causal rows, or rows that all read `filled` thoughts."""
-    places = torch.zeros(1, columns, dtype=torch.long)
-    return _plan(causal(places) if filled is None else prefix(filled, columns), keys, device)
+    """What batches share, with gradients or without: causal rows, or rows that all read `filled` thoughts."""
+    with torch.inference_mode(False):
+        places = torch.zeros(1, columns, dtype=torch.long)
+        span, plan = _plan(causal(places) if filled is None else prefix(filled, columns), keys, device)
+        assert plan.tiles  # made here, not where they are first asked for
+        return span, plan
 
 
 def _plan(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
