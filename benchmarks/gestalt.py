@@ -1,21 +1,27 @@
 """Thought Gestalt in two packed phases against its literal loop (one stream, one sentence at a time), and its memory.
 
-    python benchmarks/gestalt.py [--pairs 10] [--dtype float32 bfloat16] [--out results.jsonl]
+    python benchmarks/gestalt.py [--pairs 10] [--dtype float32 bfloat16] [--compile] [--cpu-time] [--out results.jsonl]
 
 3 M parameters beside a table of 4,096 ids (8 blocks, C 176, thought from block 5), 2,560 tokens a step in streams of up
-to 30 sentences of 3 to 64 tokens, the lengths of encyclopaedia text. Forward and backward with the loss, no dropout,
-nothing recomputed; interleaved pairs in one process, in CPU time where there is no other device. Memory is what a step
-keeps for its backward (bytes of saved tensors, weights not counted), for 10, 20 and 40 sentence steps.
+to 30 sentences of 3 to 64 tokens, the lengths of encyclopaedia text. Forward and backward with the loss, no dropout.
+
+Time: interleaved pairs in one process, nothing recomputed; --compile compiles the packed phases alone; --cpu-time
+counts CPU seconds on one thread, where others use the machine. Memory: how much a process grows beyond what it was
+before its first step, one process an arm, 8 streams of 10 and of 40 sentences of 25 tokens; what a sentence step adds
+is the difference of the two.
 """
 
 import argparse
-import statistics
+import itertools
+import json
+import subprocess
+import sys
 import time
 from typing import Any
 
 import torch
-from machine import header, write
-from steps import DEVICE
+from machine import compare, header, write
+from steps import DEVICE, growth
 
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
 from tandem.networks.gestalt import Gestalt, GestaltDropout
@@ -23,7 +29,7 @@ from tandem.objectives.next_token import NextToken
 from tandem.testing.gestalt_loop import literal_loss
 from tandem.training.device import autocast
 
-VOCABULARY, TOKENS = 4096, 2560
+VOCABULARY, TOKENS, SENTENCES = 4096, 2560, (10, 40)
 NONE = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
 
 
@@ -33,21 +39,24 @@ def built(**settings) -> Gestalt:
     return Gestalt(config, VOCABULARY, 256, torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def streams(step: int, tokens: int = TOKENS, sentences: int = 30) -> StreamBatch:
-    """Random text in streams of 1 to `sentences` sentences; lengths have mean 25 and a long tail."""
-    generator, lengths, left = torch.Generator().manual_seed(step), [], tokens
-    while left > 0:
+def lengths_of(step: int, sentences: int = 30) -> list[list[int]]:
+    """Streams of half as many to `sentences` sentences, TOKENS tokens or just over; mean 25 and a long tail."""
+    generator, lengths = torch.Generator().manual_seed(step), []
+    while sum(map(sum, lengths)) < TOKENS:
         count = int(torch.randint(sentences // 2, sentences + 1, (), generator=generator))
-        drawn = (torch.randn(count, generator=generator) * 0.55 + 3.07).exp().round().clamp(3, 64).long().tolist()
-        lengths.append(drawn)
-        left -= sum(drawn)
-    lengths.sort(key=len, reverse=True)
+        drawn = (torch.randn(count, generator=generator) * 0.55 + 3.07).exp().round().clamp(3, 64)
+        lengths.append(drawn.long().tolist())
+    return sorted(lengths, key=len, reverse=True)
+
+
+def streams(lengths: list[list[int]]) -> StreamBatch:
+    """Random text, low ids more frequent."""
+    generator = torch.Generator().manual_seed(0)
     text = (torch.rand(sum(map(sum, lengths)), generator=generator) ** 3 * VOCABULARY).long()
     end = torch.tensor([VOCABULARY])
     pieces = text.split([n for stream in lengths for n in stream])
     targets = torch.cat([part for piece in pieces for part in (piece, end)])[None]
-    made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
-    ids = list(range(len(lengths)))
+    made, ids = [Stream(i, 0, stream) for i, stream in enumerate(lengths)], list(range(len(lengths)))
     return StreamBatch(text, targets, lengths, ids, [0] * len(ids), *stream_totals(made), end_weight=0.05)
 
 
@@ -61,53 +70,47 @@ def literal(network: Gestalt, batch: StreamBatch) -> None:
     literal_loss(network, batch.to(DEVICE)).backward()
 
 
-def speed(dtype: torch.dtype, pairs: int, compiled: bool) -> dict[str, Any]:
-    network, other = built(), built()
-    if compiled:
-        network.compile()
-    clock = time.perf_counter if DEVICE.type == "cuda" else time.process_time
-    arms, seconds = {packed: network, literal: other}, {packed: [], literal: []}
-    for pair in range(pairs + 1):
-        batch = streams(pair)
-        for run in (packed, literal) if pair % 2 else (literal, packed):
-            arms[run].zero_grad()
-            began = clock()
+def speed(dtype: torch.dtype, pairs: int, compiled: bool, clock) -> dict[str, Any]:
+    batches = [streams(lengths_of(step)) for step in range(4)]
+
+    def arm(run):
+        network, turns = built(), itertools.cycle(batches)
+        if compiled and run is packed:
+            network.compile()
+
+        def step():
+            network.zero_grad()
             with autocast(DEVICE, dtype):
-                run(arms[run], batch)
-            if DEVICE.type == "cuda":
-                torch.cuda.synchronize()
-            if pair:  # the first warms up
-                seconds[run].append(clock() - began)
-    ratios = [b / a for a, b in zip(seconds[packed], seconds[literal], strict=True)]
-    sentences = [sum(map(len, streams(pair + 1).lengths)) for pair in range(pairs)]
-    rate = statistics.median(n / s for n, s in zip(sentences, seconds[packed], strict=True))
-    quartiles = statistics.quantiles(ratios, n=4) if pairs > 1 else ratios * 3
-    what = f"{str(dtype)[6:]}{', compiled' if compiled else ''}"
-    print(f"  {what:<20} literal / packed {quartiles[1]:.2f} x [{quartiles[0]:.2f}, {quartiles[2]:.2f}], {pairs} pairs;"
-          f" {rate:.0f} sentences/s", flush=True)  # fmt: skip
-    return {"what": what, "ratio": quartiles[1], "quartiles": quartiles[::2], "sentences_per_second": rate}
+                run(network, next(turns))
+
+        return step
+
+    what = f"literal / packed, {str(dtype)[6:]}{', compiled' if compiled else ''}"
+    timed = compare(what, arm(literal), arm(packed), pairs=pairs, warmup=2, clock=clock)
+    sentences = sum(len(stream) for batch in batches for stream in batch.lengths) / len(batches)
+    rates = [1e3 * sentences / ms for ms in timed["ms"]]
+    print(f"  sentences/s {rates[0]:.0f} / {rates[1]:.0f}", flush=True)
+    return timed | {"sentences_per_second": rates, "clock": clock.__name__}
 
 
-def kept(recompute: bool, steps: int) -> int:
-    """Bytes that a forward keeps for its backward, weights left out."""
-    network = built()
+def extra_memory(recompute: bool, sentences: int) -> int:
+    """Bytes that this process grows by over two steps, everything built before."""
+    network, batch = built(), streams([[25] * sentences] * 8)
     network.recompute = recompute
-    own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
-    seen: dict[int, tuple[int, torch.Tensor]] = {}
+    return growth(lambda: (packed(network, batch), packed(network, batch)))
 
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            seen[x.untyped_storage().data_ptr()] = (x.untyped_storage().nbytes(), x)
-        return x
 
-    lengths = [[25] * steps] * 8
-    made = [Stream(i, 0, stream) for i, stream in enumerate(lengths)]
-    text = torch.zeros(sum(map(sum, lengths)), dtype=torch.long)
-    targets = torch.zeros(1, len(text) + 8 * steps, dtype=torch.long)
-    batch = StreamBatch(text, targets, lengths, list(range(8)), [0] * 8, *stream_totals(made))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        network(network.embed(batch.tokens.to(DEVICE)), batch.to(DEVICE))
-    return sum(size for size, _ in seen.values())
+def memory() -> dict[str, Any]:
+    def grown(recompute: bool) -> list[int]:
+        command = [sys.executable, __file__, "--memory-of", str(int(recompute))]
+        return [int(subprocess.check_output([*command, str(n)])) for n in SENTENCES]
+
+    plain, again = grown(False), grown(True)
+    each = [(most - least) / (SENTENCES[1] - SENTENCES[0]) for least, most in (plain, again)]
+    print(f"  peak memory a sentence step of 8 x 25 tokens adds: {each[0] / 2**20:.2f} MiB, recomputed "
+          f"{each[1] / 2**20:.2f} MiB ({each[1] / each[0]:.2f} x)")  # fmt: skip
+    what = f"extra peak memory of {SENTENCES[0]} and {SENTENCES[1]} sentence steps of 8 x 25 tokens, float32"
+    return {"what": what, "plain": plain, "recomputed": again, "ratio": each[1] / each[0]}
 
 
 def main():
@@ -115,15 +118,19 @@ def main():
     arguments.add_argument("--pairs", type=int, default=10)
     arguments.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     arguments.add_argument("--compile", action="store_true")
+    arguments.add_argument("--cpu-time", action="store_true")
     arguments.add_argument("--out")
+    arguments.add_argument("--memory-of", nargs=2, type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
+    if options.memory_of:
+        print(json.dumps(extra_memory(bool(options.memory_of[0]), options.memory_of[1])))
+        return
     print(header())
-    records = [speed(getattr(torch, dtype), options.pairs, options.compile) for dtype in options.dtype]
-    sizes = {recompute: [kept(recompute, steps) for steps in (10, 20, 40)] for recompute in (False, True)}
-    growth = {recompute: (held[-1] - held[0]) / 30 for recompute, held in sizes.items()}
-    print(f"  kept a sentence step of 8 x 25 tokens: {growth[False] / 2**20:.2f} MiB, recomputed "
-          f"{growth[True] / 2**20:.2f} MiB ({growth[True] / growth[False]:.2f} x)")  # fmt: skip
-    records.append({"what": "bytes kept at 10, 20, 40 steps", "plain": sizes[False], "recomputed": sizes[True]})
+    if options.cpu_time:
+        torch.set_num_threads(1)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    records = [speed(getattr(torch, dtype), options.pairs, options.compile, clock) for dtype in options.dtype]
+    records.append(memory())
     if options.out:
         write(options.out, records)
 

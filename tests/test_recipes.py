@@ -1,6 +1,7 @@
-"""Every recipe that comes with Tandem can be read, and has a line that says what it is."""
+"""Every recipe that comes with Tandem can be read and its network built, and has a line that says what it is."""
 
 import pytest
+import torch
 
 from tandem.recipe import load, recipes
 
@@ -8,6 +9,9 @@ SHIPPED = {name: path for name, path in recipes().items() if not name.startswith
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_can_be_read(name):
-    assert load(name).choice("network")
+def test_a_shipped_recipe_can_be_read_and_built(name):
+    recipe = load(name)
+    with torch.device("meta"):
+        network = recipe.choice("network")(recipe.network, recipe.corpus.vocabulary or 256, recipe.batch.context)
+    assert network.cost().total_parameters
     assert SHIPPED[name].read_text("utf-8").startswith("# ")

@@ -17,6 +17,7 @@ Letters: D tokens of the corpus, E steps of an epoch, S sentences of a stream, N
 """
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -176,12 +177,14 @@ class SentenceStreams:
 
     @property
     def _stage(self) -> int:
-        """Steps after which S grows; where the length of the run is not known, a share of it is never over."""
-        return (
-            max(1, self._in_steps(self.settings.every))
-            if self.steps or isinstance(self.settings.every, int)
-            else 1 << 62
-        )
+        """Steps after which S grows; where the length of the run is not known, a share of it is never over.
+
+        A share is rounded up, or the last steps of a run would be a stage of their own.
+        """
+        every = self.settings.every
+        if isinstance(every, int):
+            return every * self.per_epoch
+        return max(1, math.ceil(round(every * self.steps, 6))) if self.steps else 1 << 62
 
     def _in_steps(self, moment: int | float) -> int:
         """A whole number counts epochs, a float is a share of the run, rounded."""

@@ -17,7 +17,8 @@ these, N tokens, q labels (N and one end a sentence), H heads, D head width, C w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -48,46 +49,78 @@ class Rows:
     filled: np.ndarray
     remembers: Tensor
     windows: Tensor
-    plans: dict[object, tuple[Span, Plan]] = field(default_factory=dict)
+    ragged: tuple[Span, Plan] | None = None
 
     def lay(self, x: Tensor) -> Tensor:
         """(1, H, P, D) to the rectangle (R, H, L, D), 0 where there is nothing."""
-        cells = x.new_zeros(self.rows * self.columns, x.shape[1], x.shape[3])
-        return cells.index_copy(0, self.cell, x[0].transpose(0, 1)).unflatten(0, (self.rows, -1)).transpose(1, 2)
+        cells: Tensor = _Lay.apply(x[0].transpose(0, 1), self.cell, self.rows * self.columns)  # type: ignore[assignment]
+        return cells.unflatten(0, (self.rows, -1)).transpose(1, 2)
 
     def pick(self, y: Tensor) -> Tensor:
         """The rectangle (R, H, L, D) to (1, H, P, D)."""
         picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell)  # type: ignore[assignment]
         return picked.transpose(0, 1)[None]
 
-    def planned(self, what: str, device: torch.device) -> tuple[Span, Plan]:
-        """Of the rows' own positions ("own") or of their thoughts ("thoughts")."""
-        key = (what, self.columns) if what == "own" else (what, self.columns, self.filled.tobytes())
-        if key not in self.plans:
-            if what == "own":
-                span, keys = causal(torch.zeros(1, self.columns, dtype=torch.long)), self.columns
-            else:
-                same = (self.filled == self.filled[0]).all()
-                span = prefix(int(self.filled[0]) if same else torch.from_numpy(self.filled), self.columns)
-                keys = self.windows.shape[1]
-            # Tiled on every device: a rectangle of short rows is one plain call
-            self.plans[key] = span, plan_attention([span], [keys], device=device, backend="tiled")
-        return self.plans[key]
+    def own(self, device: torch.device) -> tuple[Span, Plan]:
+        """How the rows read their own positions."""
+        return _planned(None, self.columns, self.columns, device)
+
+    def thoughts(self, device: torch.device) -> tuple[Span, Plan]:
+        """How they read their thoughts."""
+        keys = self.windows.shape[1]
+        if (self.filled == self.filled[0]).all():
+            return _planned(int(self.filled[0]), self.columns, keys, device)
+        if self.ragged is None:
+            self.ragged = _plan(prefix(torch.from_numpy(self.filled), self.columns), keys, device)
+        return self.ragged
+
+
+@lru_cache(maxsize=4096)
+def _planned(filled: int | None, columns: int, keys: int, device: torch.device) -> tuple[Span, Plan]:
+    """What batches share, with gradients or without: causal rows, or rows that all read `filled` thoughts."""
+    with torch.inference_mode(False):
+        places = torch.zeros(1, columns, dtype=torch.long)
+        span, plan = _plan(causal(places) if filled is None else prefix(filled, columns), keys, device)
+        assert plan.tiles  # made here, not where they are first asked for
+        return span, plan
+
+
+def _plan(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
+    # Tiled on every device: a rectangle of short rows is one plain call
+    return span, plan_attention([span], [keys], device=device, backend="tiled")
+
+
+class _Lay(torch.autograd.Function):
+    """Rows of x (P, ..) to places in zeros (cells, ..) that an index without repetitions names."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, cells: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(index)
+        return _laid(x, index, cells)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None, None
 
 
 class _Pick(torch.autograd.Function):
-    """Rows of y by an index without repetitions; the backward of index_select would add them up one by one."""
+    """The other way; the backward of index_select would add rows up one by one."""
 
     @staticmethod
     def forward(ctx, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(index)
-        ctx.rows = len(y)
+        ctx.cells = len(y)
         return y.index_select(0, index)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (index,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy(0, index, grad), None
+        return _laid(grad, index, ctx.cells), None
+
+
+def _laid(x: Tensor, index: Tensor, cells: int) -> Tensor:
+    return x.new_zeros(cells, *x.shape[1:]).index_copy_(0, index, x)
 
 
 class Layout:
@@ -258,14 +291,14 @@ class PackedReader:
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        span, plan = self.rows.planned("own", q.device)
+        span, plan = self.rows.own(q.device)
         q, k, v = map(self.rows.lay, (q, k, v))
         return self.rows.pick(attend(q, [Source(k, v, span)], plan=plan, dropout=self.dropout))
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
             return torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
-        span, plan = self.rows.planned("thoughts", q.device)
+        span, plan = self.rows.thoughts(q.device)
         k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
         return self.rows.pick(attend(self.rows.lay(q), [Source(k, v, span)], plan=plan, dropout=self.dropout))
 

@@ -158,6 +158,7 @@ def test_moments_are_given_in_steps_or_as_shares_of_the_run(store):
     assert [view.dropout(step) for step in (49, 50, 149, 150)] == [0, 0.5, 0.5, 1]
     assert [view.end_weight(step) for step in (99, 100)] == [1.0, 0.05]
     assert [view.most_sentences(step) for step in (0, 199, 200, 999)] == [30, 30, 42, 78]
+    assert view_of(store, 781, every=0.2).most_sentences(780) == 78  # five stages, and no sixth of one step
 
 
 def test_sentence_ends_weigh_one_in_the_first_epoch(store):

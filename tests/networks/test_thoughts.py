@@ -235,6 +235,13 @@ def test_an_empty_memory_adds_exactly_nothing():
     assert increment[0][filled[:, 0]].abs().amin(-1).min() > 0
 
 
+def test_both_attentions_side_by_side_are_self_attention_where_memory_is_empty():
+    both, plain = build(blocks="parallel", bias=True), build(blocks="self", memory=0, bias=True)
+    plain.load_state_dict(both.state_dict(), strict=False)
+    batch = streams([[5], [3]])
+    assert torch.equal(*(network(network.embed(batch.tokens), batch)[0] for network in (both, plain)))
+
+
 def test_memory_is_first_in_first_out():
     layout = build().layout(streams(RAGGED), "cpu")
     assert layout.widths == [4, 3, 3, 2, 2, 1, 1]

@@ -12,9 +12,11 @@ import torch
 from torch.nn.functional import pad
 
 from tandem.corpus.streams import SentenceStreams, Stream, StreamBatch, Streams, stream_totals
+from tandem.networks.boundary_decoder import gist_spans
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import hinge, rank_table
 from tandem.nn.init import DECAYED, roles
+from tandem.nn.spans import readable
 from tandem.objectives.next_token import NextToken
 from tandem.training.optimiser import AdamW
 from tandem.training.schedule import Cosine
@@ -371,6 +373,16 @@ def test_tables_of_ranks():
     for name, value in load("tables").items():
         if name.startswith("pe"):
             close(rank_table(*value.shape), value, 1e-6)
+
+
+def test_the_mask_of_gists():
+    tables = load("tables")
+    ids, N = tables["gist_ids"], tables["gist_ids"].shape[1]
+    begins = torch.where(ids == ids[0, 0], torch.arange(N), 0).cummax(1).values
+    own, index, ends = gist_spans(torch.zeros_like(ids), begins)
+    mask = readable(own, N)[0]
+    mask[:, index[0]] |= readable(ends, index.shape[1])[0]
+    assert torch.equal(mask, tables["gist_mask"])
 
 
 def test_what_changes_on_the_way():

@@ -19,6 +19,8 @@ BUGS = {
          "1.0 if step < self._in_steps", "1.0 if step % self.per_epoch < self._in_steps"),
         ("dropout is warmed in by optimisation steps", STREAMS,
          "return self.sentence_steps(step) >= moment", "return step >= moment"),
+        ("a run ends in a stage of one step", STREAMS,
+         "math.ceil(round(every * self.steps, 6))", "round(every * self.steps)"),
         ("sentence steps forget that streams grew", STREAMS,
          "grown * (grown - 1) // 2 + rest * grown", "0 + rest * grown"),
         ("a document ends in a stream of what is left", STREAMS,
