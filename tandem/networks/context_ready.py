@@ -197,9 +197,9 @@ class ContextReady(Network):
     def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.read`; `passes` in place of the settings'."""
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
-        passes = passes or self.config.score_passes
-        walks = passes == "stream" and e.device.type == "cpu" and len(e) >= WALKED and not torch.is_grad_enabled()
-        return self.wrapped.norm(self._walk(e, batch) if walks else self._pass(e, batch, passes))
+        asked: Passes = passes or self.config.score_passes
+        walks = asked == "stream" and e.device.type == "cpu" and len(e) >= WALKED and not torch.is_grad_enabled()
+        return self.wrapped.norm(self._walk(e, batch) if walks else self._pass(e, batch, asked))
 
     def _drawn(self, batch: Batch) -> int:
         """K of this step: nothing but its key decides."""
