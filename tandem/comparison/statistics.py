@@ -119,6 +119,8 @@ class Difference:
         freedom = (a + b) ** 2 / (a**2 / (seeds - 1) + b**2 / self.document_freedom)
         shift, asked = abs(self.mean if effect is None else effect) / error, quantile(level, *scales) / error
         above, below = special.nctdtr(freedom, shift, asked), special.nctdtr(freedom, shift, -asked)
+        if math.isnan(above):  # of many deviations: scipy has no value at some places, the normal tail is as good there
+            above = special.ndtr(asked - shift)
         return float(1 - above + np.nan_to_num(below))  # the far tail underflows to NaN
 
     def seeds_needed(self, level: float) -> int | None:

@@ -71,6 +71,13 @@ def test_seeds_needed_are_the_fewest_that_reach_the_power():
     assert by_documents.seeds_needed(0.05) is None
 
 
+def test_power_is_known_also_where_a_difference_is_of_a_hundred_deviations():
+    far = Difference(-0.829190654635338, np.zeros(3), np.zeros(400), 0.06515518375499778, 5.983986743163953e-05, 39)
+    powers = [far.power(0.05 / 6, seeds=seeds) for seeds in range(2, 1000)]
+    assert np.isfinite(powers).all() and (np.diff(powers) > -1e-9).all()
+    assert far.seeds_needed(0.05 / 6) == 7
+
+
 def test_only_finished_studies_of_two_seeds_name_a_winner():
     nats, tokens = study(np.random.default_rng(0), seeds=3, seed=1e-4, document=1e-4, effect=0.1)
     assert judge(nats, tokens, "B", [0, 1, 2]).winner == "A"
