@@ -36,7 +36,7 @@ BUGS = {
         ("experts of recomputed passes are told of again", CONTEXT_READY,
          "self.wrapped.routings = []", "pass"),
         ("many rows are streamed whatever passes are asked", CONTEXT_READY,
-         'walks = passes == "stream" and e.device', "walks = e.device"),
+         'walks = asked == "stream" and e.device', "walks = e.device"),
         ("nothing is recomputed", CONTEXT_READY,
          "if self.recompute and torch.is_grad_enabled():  # of", "if not torch.is_grad_enabled():  # of"),
         ("a blind correction speaks at the first position", CONTEXT_READY,
