@@ -1,4 +1,4 @@
-# make demo   set up, then train seven small language models on real text and compare them (a quarter of an hour, on a laptop)
+# make demo   set up, then train seven small language models on real text and compare them (ten minutes of training, on a laptop)
 # make test   set up, then run the tests
 # make mutations, make check: every shipped bug must be caught; lint, format and types
 

@@ -46,7 +46,7 @@ PLAIN = 4
 
 FEW_QUERIES, FEW_KEYS = 192, 3 * 2**12
 """Fewer queries than this, or no more numbers than this in the keys of a head, and the backward of a bfloat16 call is
-computed in float32 on the CPU: up to five times as fast there, and slower only beyond (docs/attention.md)."""
+computed in float32 on the CPU: up to seven times as fast there, with 40 queries (docs/attention.md)."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
