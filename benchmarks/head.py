@@ -9,18 +9,17 @@ the process before the step, one process an arm.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 
 import torch
 from machine import compare, header, write
+from steps import DEVICE, growth
 from torch.nn import functional as F
 
 from tandem.nn.head import nll_sums
 
 N, C, V, BAG = 8192, 512, 32_000, 8
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def chunked(hidden, weight, targets):
@@ -63,15 +62,7 @@ def step_of(arm, dtype):
 
 def extra_memory(arm, dtype):
     """Bytes that the process grows by over one step, gradients included."""
-    step = step_of(arm, dtype)
-    if DEVICE.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        step()
-        return torch.cuda.max_memory_allocated() - before
-    with open("/proc/self/statm") as sizes:
-        before = int(sizes.read().split()[1]) * resource.getpagesize()
-    step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return growth(step_of(arm, dtype))
 
 
 def main():

@@ -11,7 +11,6 @@ import argparse
 import gzip
 import itertools
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -19,11 +18,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from machine import header, machine
 
 from tandem.corpus.prepare import BATCH, Corpus, prepare
 from tandem.corpus.sources import find_sources
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
+from tandem.training.health import peak_memory
+
+CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -89,10 +92,10 @@ ARMS = {"encode": encode_alone, "prepare": prepare_all}
 
 
 def timed(run) -> dict:
-    before, start, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter(), time.process_time()
+    before, start, cpu = peak_memory(CPU), time.perf_counter(), time.process_time()
     tokens = run()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    grown = peak_memory(CPU) - before
     return {"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu, "memory_growth": grown}
 
 

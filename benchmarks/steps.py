@@ -15,6 +15,7 @@ from tandem.corpus import Batch
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
 from tandem.training.device import Choice, autocast
+from tandem.training.health import peak_memory
 from tandem.training.loop import take_step
 from tandem.training.optimiser import AdamW
 from tandem.training.parallel import ALONE, StepLoss
@@ -73,8 +74,7 @@ def growth(run: Callable[[], object]) -> int:
     """Bytes by which this process, or the device's memory, grows at most while `run` runs."""
     if DEVICE.type == "cuda":
         before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    else:
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     run()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return peak_memory(DEVICE) - before

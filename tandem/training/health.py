@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tandem.recipe import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What asks a run to save and stop; SIGUSR1 is Slurm's warning that time is up."""
+STATUS = Path("/proc/self/status")
 
 
 class NotFinite(UserError):
@@ -70,4 +72,6 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: of this process on CPU, of this process's tensors on CUDA."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if STATUS.exists():  # ru_maxrss begins at that of the process which started this one
+        return 1024 * int(STATUS.read_text().split("VmHWM:")[1].split()[0])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
