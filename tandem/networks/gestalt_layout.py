@@ -16,6 +16,7 @@ Letters: P packed positions, R rows (sentences), L columns of the rectangle, F t
 these, N tokens, q labels (N and one end a sentence), H heads, D head width, C width.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,8 +53,9 @@ class Rows:
     ragged: tuple[Span, Plan] | None = None
 
     def lay(self, x: Tensor) -> Tensor:
-        """(1, H, P, D) to the rectangle (R, H, L, D), 0 where there is nothing."""
-        cells: Tensor = _Lay.apply(x[0].transpose(0, 1), self.cell, self.rows * self.columns)  # type: ignore[assignment]
+        """(1, H, P, D), or more positions, to the rectangle (R, H, L, D), 0 where there is nothing."""
+        own = x[0, :, : len(self.cell)].transpose(0, 1)
+        cells: Tensor = _Lay.apply(own, self.cell, self.rows * self.columns)  # type: ignore[assignment]
         return cells.unflatten(0, (self.rows, -1)).transpose(1, 2)
 
     def pick(self, y: Tensor) -> Tensor:
@@ -283,24 +285,33 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class PackedReader:
-    """Reads own positions and thoughts of the rows of a step or a chunk."""
+    """Reads own positions and thoughts of the rows of a step or a chunk; what is read for `more` positions is 0."""
 
-    def __init__(self, rows: Rows, rotation: Rotation | None, dropout: float):
-        self.rows, self.rotation, self.dropout, self.filled = rows, rotation, dropout, rows.remembers
+    def __init__(self, rows: Rows, rotation: Rotation | None, dropout: float, more: int = 0):
+        self.rows, self.dropout, self.more = rows, dropout, more
+        self.filled = F.pad(rows.remembers, (0, 0, 0, more))
+        self.rotation = copy.copy(rotation)
+        if self.rotation is not None:
+            r, places = self.rotation, F.pad(rows.places, (0, more))
+            r.cos_TD, r.sin_TD = r.cos_TD[places], r.sin_TD[places]
         self.thoughts: dict[int, tuple[Tensor, Tensor]] = {}
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         span, plan = self.rows.own(q.device)
-        q, k, v = map(self.rows.lay, (q, k, v))
-        return self.rows.pick(attend(q, [Source(k, v, span)], plan=plan, dropout=self.dropout))
+        k, v = map(self.rows.lay, (k, v))
+        return self._read(q, Source(k, v, span), plan)
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
             return torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
         span, plan = self.rows.thoughts(q.device)
         k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
-        return self.rows.pick(attend(self.rows.lay(q), [Source(k, v, span)], plan=plan, dropout=self.dropout))
+        return self._read(q, Source(k, v, span), plan)
+
+    def _read(self, q: Tensor, source: Source, plan: Plan) -> Tensor:
+        read = self.rows.pick(attend(self.rows.lay(q), [source], plan=plan, dropout=self.dropout))
+        return F.pad(read, (0, 0, 0, self.more)) if self.more else read
 
 
 def keys_and_values(projected: Tensor, ranks: Tensor, heads: int) -> tuple[Tensor, Tensor]:

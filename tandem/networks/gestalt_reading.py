@@ -3,12 +3,12 @@
 Letters: N tokens, q labels, P packed positions, R rows (sentences) of a step, C width.
 """
 
-import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +20,11 @@ from tandem.nn.dropout import Dropout, drawn, dropped, tokens_dropped
 
 if TYPE_CHECKING:
     from tandem.networks.gestalt import Gestalt
+
+
+ROUND = 16
+"""Positions of a call are a multiple of this in bfloat16 on a CPU: oneDNN makes code for every size of a product anew,
+and keeps that of the last 1,024 (docs/log.md)."""
 
 
 class GestaltDropout(Dropout):
@@ -45,6 +50,8 @@ class Reading:
         if isinstance(batch, StreamBatch) and batch.key is not None and torch.is_grad_enabled():
             # Micro-batches of a step share its key, so the text is part of it: they must not share their masks
             self.key, rates, warmed = (batch.key, *batch.documents[:1], *batch.offsets[:1]), c.dropout, batch.dropout
+        self.rounds = layout.device.type == "cpu" and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        self.rounds &= torch.is_autocast_enabled("cpu")
         self.residual, self.attention = rates.residual, rates.attention
         self.token, self.thought = warmed * rates.token, warmed * rates.thought
 
@@ -152,21 +159,19 @@ class Reading:
 
     def _blocks(self, layers: range, x: Tensor, reader: PackedReader) -> Tensor:
         """x (P, C) through some blocks."""
-        x = x[None]
+        P = len(x)
+        x = F.pad(x, (0, 0, 0, len(reader.filled) - P))[None]
         for layer in layers:
             block = self.network.stack[layer]
             if isinstance(block, MemoryBlock) and not self.network.config.memory:
                 x = block.think(x, self.residual)
             else:
                 x = block(x, reader, drop=self.residual)
-        return x[0]
+        return x[0, :P]
 
     def _reader(self, rows: Rows) -> PackedReader:
-        rotation = self.whole_rotation
-        if rotation is not None:
-            rotation = copy.copy(rotation)
-            rotation.cos_TD, rotation.sin_TD = (table[rows.places] for table in (rotation.cos_TD, rotation.sin_TD))
-        return PackedReader(rows, rotation, self.attention)
+        more = -len(rows.places) % ROUND if self.rounds else 0
+        return PackedReader(rows, self.whole_rotation, self.attention, more)
 
     def _kept(self, function: Callable, *arguments: Any) -> Any:
         """function(*arguments), keeping only these for the backward when the network recomputes."""

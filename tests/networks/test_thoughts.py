@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
+from tandem.networks import gestalt_reading
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import rank_table
@@ -153,6 +154,27 @@ def test_memory_grows_by_inputs_of_steps_alone_with_recomputation(blocks):
 
     growth, without = (kept(recompute, 12) - kept(recompute, 4) for recompute in (True, False))
     assert growth < 0.5 * without
+
+
+@pytest.mark.parametrize("settings", [{}, {"blocks": "self"} | PAPER, {"blocks": "parallel", "seed": False}])
+def test_bfloat16_products_have_few_sizes_on_a_cpu(monkeypatch, settings):
+    """And what fills them up has no part in states or gradients."""
+
+    def read(dtype):
+        network, batch, sizes = build(**settings).float(), streams(RAGGED), set()
+        for block in network.stack:
+            block.register_forward_pre_hook(lambda block, x: sizes.add(x[0].shape[1]))
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            hidden, _ = network(network.embed(batch.tokens), batch)
+        (hidden.float() ** 2).sum().backward()
+        return sizes, [hidden.float(), *(p.grad for p in network.parameters() if p.grad is not None)]
+
+    rounded, found = read(torch.bfloat16)
+    assert all(size % gestalt_reading.ROUND == 0 for size in rounded)
+    monkeypatch.setattr(gestalt_reading, "ROUND", 1)
+    exact, expected = read(torch.bfloat16)
+    assert any(size % 16 for size in exact) and len(rounded) < len(exact) and read(torch.float32)[0] == exact
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 # ---- gradients and memory --------------------------------------------------------------------------------------
