@@ -9,6 +9,7 @@ result is the median of the pairs' ratios between its quartiles, never the ratio
 """
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 
+WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+
 
 def machine() -> dict[str, Any]:
     """Hardware, versions, commit and date."""
@@ -29,6 +32,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
         "threads": torch.get_num_threads(),
+        "openmp": " ".join(f"{key}={os.environ[key]}" for key in WAITING if key in os.environ) or "defaults",
         "torch": torch.__version__,
         "triton": version("triton") if find_spec("triton") else None,
         "python": platform.python_version(),

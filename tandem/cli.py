@@ -17,9 +17,12 @@ from typer.core import TyperGroup
 
 import tandem
 
-# Read when torch is imported. Threads that wait by spinning keep the core that the others need as soon as anything else
-# runs on the machine: measured five times slower beside one busy process, and no faster alone (docs/log.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when torch is imported: a waiting thread looks for work for some 30 us, then sleeps. The runtime's default looks
+# for milliseconds, so that beside one busy process a step takes five to fourteen times as long; sleeping at once makes
+# small products up to three times as slow where nothing else runs (docs/log.md). What the environment says goes first.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 class _Group(TyperGroup):

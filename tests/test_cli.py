@@ -1,5 +1,6 @@
 """The command answers at once, tells mistakes without a traceback, and never hides a bug."""
 
+import os
 import subprocess
 import sys
 import time
@@ -59,6 +60,14 @@ def test_help_answers_within_0_4_seconds():
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(5)) < 0.4
+
+
+@pytest.mark.parametrize(("given", "spins"), [({}, "10000"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")])
+def test_threads_wait_briefly_unless_the_environment_says_how(given, spins):
+    waiting = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    code = "import os, tandem.cli; print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT'))"
+    told = subprocess.check_output([sys.executable, "-c", code], env=waiting | given, text=True)
+    assert told.split() == ["PASSIVE", spins]
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"]])
