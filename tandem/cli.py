@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import tandem
 
-# Read when torch is imported: a waiting thread looks for work for some 30 us, then sleeps. The runtime's default looks
+# Read when torch is imported: a waiting thread looks for work 10,000 times, then sleeps. The runtime's default looks
 # for milliseconds, so that beside one busy process a step takes five to fourteen times as long; sleeping at once makes
 # small products up to three times as slow where nothing else runs (docs/log.md). What the environment says goes first.
 if "OMP_WAIT_POLICY" not in os.environ:

@@ -50,8 +50,8 @@ class Reading:
         if isinstance(batch, StreamBatch) and batch.key is not None and torch.is_grad_enabled():
             # Micro-batches of a step share its key, so the text is part of it: they must not share their masks
             self.key, rates, warmed = (batch.key, *batch.documents[:1], *batch.offsets[:1]), c.dropout, batch.dropout
-        self.rounds = layout.device.type == "cpu" and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        self.rounds &= torch.is_autocast_enabled("cpu")
+        on_cpu = layout.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        self.rounds = on_cpu and torch.get_autocast_dtype("cpu") == torch.bfloat16
         self.residual, self.attention = rates.residual, rates.attention
         self.token, self.thought = warmed * rates.token, warmed * rates.thought
 
