@@ -17,7 +17,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.nn.attention import Plan
+from tandem.nn.cache import Cache, FixedCache
+
 WARM_UPS = 3
+
+
+class FixedSteps:
+    """A session that can be fixed: it counts its `columns`, and says in `_fixed_plan` what the newest of them reads.
+
+    Of a fixed session, a step has a part for the host, `ready`, and one for the device, `step`, which a graph can hold.
+    """
+
+    clock: Tensor | None = None
+    """Of a fixed session, on the device: the column that a step reads."""
+    state: tuple[Tensor, ...] = ()
+    """Of a fixed session: what a step changes beside entries of caches, which it would only write again."""
+    columns: int
+    plan: Any
+
+    def ready(self) -> None:
+        """The host's part of the next step of a fixed session: which column it reads, and by which spans."""
+        assert self.clock is not None
+        self.clock.fill_(self.columns)
+        self.columns += 1
+        fresh = self._fixed_plan()
+        if self.plan is None:
+            self.plan = fresh
+        for plan, new in zip(self._plans(self.plan), self._plans(fresh), strict=True):
+            plan.fused.take_over(new.fused)
+
+    def _stop(self, device: torch.device) -> None:
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)
+        self.plan = None
+
+    def _fixed(self, caches: list[Cache], capacity: int) -> list[Any]:
+        assert self.clock is not None
+        return [FixedCache.of(cache, self.columns, capacity, self.clock) for cache in caches]
+
+    def _fixed_plan(self) -> Any:
+        raise NotImplementedError
+
+    def _plans(self, plan: Any) -> tuple[Plan, ...]:
+        return (plan,)
 
 
 class CapturedSession:

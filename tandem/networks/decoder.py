@@ -21,11 +21,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tandem.corpus import Batch
+from tandem.networks.captured import FixedSteps
 from tandem.networks.cost import Cost
 from tandem.networks.network import Network, padded
-from tandem.nn.attention import Plan, Source, attend, plan_attention
+from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
-from tandem.nn.cache import Cache, FixedCache, GraphCache
+from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import norm
@@ -184,17 +185,8 @@ class SpanReader:
         return attend(q, [Source(k, v, self.span)], plan=self.plan)
 
 
-class DecoderSession:
-    """Caches of all layers. Prompts are aligned at their ends: row b begins at column pads[b].
-
-    Of a fixed session, a step has a part for the host, `ready`, and one for the device, `step`, which a CUDA graph can
-    hold (captured.py).
-    """
-
-    clock: Tensor | None = None
-    """Of a fixed session, on the device: the column that a step reads."""
-    state: tuple[Tensor, ...] = ()
-    """Of a fixed session: what a step changes beside entries of caches, which it would only write again."""
+class DecoderSession(FixedSteps):
+    """Caches of all layers. Prompts are aligned at their ends: row b begins at column pads[b]."""
 
     def __init__(self, network: Decoder, rows: int):
         self.network, self.rows = network, rows
@@ -215,33 +207,14 @@ class DecoderSession:
             raise ValueError("learned positions are looked up from the host; a session of such a network is not fixed")
         if self.network.config.moe is not None:
             raise ValueError("the host decides how many tokens an expert reads; a session of a mixture is not fixed")
-        self.clock = torch.zeros(1, dtype=torch.long, device=self.network.table.weight.device)
+        self._stop(self.network.table.weight.device)
         self.caches = self._fixed(self.caches, capacity)
-        self.plan = None
-
-    def _fixed(self, caches: list[Any], capacity: int) -> list[FixedCache]:
-        assert self.clock is not None
-        return [FixedCache.of(cache, self.columns, capacity, self.clock) for cache in caches]
-
-    def ready(self) -> None:
-        """The host's part of the next step of a fixed session: which column it reads, and by which spans."""
-        assert self.clock is not None
-        self.clock.fill_(self.columns)
-        self.columns += 1
-        fresh = self._fixed_plan()
-        if self.plan is None:
-            self.plan = fresh
-        for plan, new in zip(self._plans(self.plan), self._plans(fresh), strict=True):
-            plan.fused.take_over(new.fused)
 
     def _fixed_plan(self) -> Any:
         cache = self.caches[0]
         end = cache.index(self.columns - 1) + 1
         keys = cache.kv.shape[3]
         return plan_attention([self._span(1, end)], [keys], device=cache.kv.device, backend="triton")
-
-    def _plans(self, plan: Any) -> tuple[Plan, ...]:
-        return (plan,)
 
     def prefill(self, prompts: list[list[int]]) -> Tensor:
         return self.step(self.align(prompts))

@@ -198,10 +198,10 @@ class DoubleDecoder(Network):
         own = {"context_nll": int((batch.targets != IGNORE).sum())} if self.config.context_loss else {}
         return super().count(batch) | own
 
-    def rotation(self, first: int, length: int, like: Tensor) -> Rotation:
+    def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation:
         """Of columns first .. first + length: scores depend on distances, so documents need no restart."""
         c = self.config
-        columns = torch.arange(first, first + length, device=like.device)
+        columns = first + torch.arange(length, device=like.device)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
 

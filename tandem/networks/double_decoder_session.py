@@ -5,6 +5,7 @@
     session.commit()                what was written becomes context; the next token opens a block
     session.extend(tokens)          commits, reads more context, and opens a block with the last of them
     session.fork()                  another continuation; what was read is not read again
+    session.fix(capacity)           from here on one token a row at a time, in memory that never moves (captured.py)
 
 For every block of the generation stack one cache holds the keys and values of the latents, then those of own tokens:
 the block is one, so what a query reads is one run of columns. Logits are those of the partition with these boundaries.
@@ -21,12 +22,13 @@ Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from tandem.nn.attention import Source, attend, plan_attention
+from tandem.networks.captured import FixedSteps
+from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import Cache
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
@@ -53,7 +55,7 @@ class Context:
         return self.latents.nbytes + sum(cache.bytes for cache in self.caches or ())
 
 
-class CachedStack:
+class CachedStack(FixedSteps):
     """One stack with a cache for each block: columns are appended, and read from where their texts begin.
 
     `shared` are the first columns of one that was forked, by block (2, B, G, P, D): they are read where they lie, and
@@ -62,29 +64,49 @@ class CachedStack:
 
     def __init__(self, network: "DoubleDecoder", stack: "Stack", pads: Tensor):
         self.network, self.stack, self.pads = network, stack, pads
-        self.caches = [Cache() for _ in stack.blocks]
+        self.caches: list[Any] = [Cache() for _ in stack.blocks]
         self.shared: list[Tensor] = []
 
     def run(self, x: Tensor) -> Tensor:
         """The next columns (B, n, C) through all blocks and the norm."""
-        x, n = x.to(self.stack.device), x.shape[1]
+        x = x.to(self.stack.device)
+        if self.clock is None:
+            self._turn(x)
+        else:
+            self.rotation = self.network.rotation(self.clock, x.shape[1], x)
+        return self.stack(x, self, lambda block, x, reader: block(x, reader))
+
+    def _turn(self, x: Tensor) -> None:
+        """To the columns of x: positions, and what they read."""
+        n = x.shape[1]
         if len(self.caches[0]) + n > APART:
             self.join()
         P = self.shared[0].shape[3] if self.shared else 0
         first = P + len(self.caches[0])
         self.rotation = self.network.rotation(first, n, x)
         self.span = causal(self.pads[:, None].expand(-1, n), positions=torch.arange(first, first + n))
-        self.spans, keys = [self.span], [first + n]
+        spans, keys = [self.span], [first + n]
         if P:
             lo, hi = self.span.lo, self.span.hi
-            self.spans = [Span(lo.clamp_max(P), hi.clamp_max(P)), Span((lo - P).clamp_min(0), hi - P)]
+            spans = [Span(lo.clamp_max(P), hi.clamp_max(P)), Span((lo - P).clamp_min(0), hi - P)]
             keys = [P, first + n - P]
-        self.plan = plan_attention(self.spans, keys, device=x.device)
-        return self.stack(x, self, lambda block, x, reader: block(x, reader))
+        self.plan = plan_attention(spans, keys, device=x.device)
+
+    def fix(self, capacity: int) -> None:
+        """As `DecoderSession.fix`."""
+        self.join()
+        self.columns = len(self.caches[0])
+        self._stop(self.stack.device)
+        self.caches = self._fixed(self.caches, capacity)
+
+    def _fixed_plan(self) -> Plan:
+        newest, kv = torch.tensor([self.columns - 1]), self.caches[0].kv
+        span = causal(self.pads[:, None], positions=newest)
+        return plan_attention([span], [kv.shape[3]], device=kv.device, backend="triton")
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         held = [*self.shared[layer : layer + 1], self.caches[layer].append(k, v)]
-        sources = [Source(kv[0], kv[1], span) for kv, span in zip(held, self.spans, strict=True)]
+        sources = [Source(kv[0], kv[1], span) for kv, span in zip(held, self.plan.spans, strict=True)]
         return attend(q, sources, plan=self.plan)
 
     def join(self) -> None:
@@ -136,18 +158,18 @@ class GenerationCaches(CachedStack):
         return [block.keys_of(latents, rotation) for block in self.stack.blocks]  # type: ignore[operator]
 
     def run(self, x: Tensor) -> Tensor:
-        if self._divides:
+        if self.divides:
             self.join()
         return super().run(x)
 
     @property
-    def _divides(self) -> bool:
+    def divides(self) -> bool:
         """Whether own tokens and latents are read as two sources."""
         return bool(self.sink) or self.network.config.mixing != "softmax"
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block = self.stack.blocks[layer]
-        if not self._divides:
+        if not self.divides:
             return super().__call__(layer, q, k, v)
         (k, own_k), (v, own_v) = (x.tensor_split([self.boundary], dim=2) for x in self.caches[layer].append(k, v))
         if self.sink:
@@ -204,6 +226,20 @@ class DoubleDecoderSession:
             self.own.append(tokens)
         hidden = self.generation.run(self._embed(tokens))[:, -1]
         return (hidden @ self.network.head.T).float()
+
+    def fix(self, capacity: int) -> None:
+        """As `DecoderSession.fix`; what the block has is never committed.
+
+        Raises: ValueError where a step reads two sources, or keeps its tokens.
+        """
+        if self.keep == "extendable":
+            raise ValueError("keep 'extendable': the host keeps the tokens of every step; such a session is not fixed")
+        if self.generation.divides:
+            raise ValueError(
+                "with a sink, or mixing other than softmax, a step reads two sources; such a session is not fixed"
+            )
+        self.generation.fix(capacity)
+        self.ready, self.state = self.generation.ready, self.generation.state
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Tensor:

@@ -6,18 +6,20 @@ import torch
 from tandem.networks.captured import CapturedSession
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.networks.double_decoder import DoubleDecoder
 from tandem.networks.sps import SPS
 
 pytest.importorskip("triton", reason="fixed sessions read through the decoding kernel")
 
 PROMPTS = [[5, 2, 9, 7], [3, 1]]
-SMALL = {"width": 32, "heads": 2, "depth": 1}
+SMALL = {"width": 32, "heads": 2}
 NETWORKS = {
-    "decoder": (Decoder, {"key_heads": 1}),
-    "windowed": (Decoder, {"window": 3}),
-    "sps": (SPS, {"window": 2}),
-    "reverse_sps": (SPS, {"window": 2, "persistent": "predictions", "read": "inputs"}),
-    "context_ready": (ContextReady, {"passes_min": None}),
+    "decoder": (Decoder, {"depth": 1, "key_heads": 1}),
+    "windowed": (Decoder, {"depth": 1, "window": 3}),
+    "sps": (SPS, {"depth": 1, "window": 2}),
+    "reverse_sps": (SPS, {"depth": 1, "window": 2, "persistent": "predictions", "read": "inputs"}),
+    "context_ready": (ContextReady, {"depth": 1, "passes_min": None}),
+    "double_decoder": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1}),
 }
 
 
@@ -41,14 +43,16 @@ def test_a_fixed_session_says_what_a_session_says(name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("name", "settings", "keep", "says"),
     [
-        ({"positions": "learned"}, "learned positions"),
-        ({"moe": {"experts": 4, "active": 2}, "mlp_width": 24, "tied": False}, "a mixture"),
+        ("decoder", {"positions": "learned"}, {}, "learned positions"),
+        ("decoder", {"moe": {"experts": 4, "active": 2}, "mlp_width": 24, "tied": False}, {}, "a mixture"),
+        ("double_decoder", {}, {"keep": "extendable"}, "the host keeps the tokens"),
+        ("double_decoder", {"mixing": "biased"}, {}, "two sources"),
     ],
 )
-def test_what_can_not_be_fixed_says_why(settings, says):
-    session = network("decoder", **settings).session(2)
+def test_what_can_not_be_fixed_says_why(name, settings, keep, says):
+    session = network(name, **settings).session(2, **keep)
     session.prefill(PROMPTS)
     with pytest.raises(ValueError, match=says):
         session.fix(16)
