@@ -235,7 +235,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
-    probe: Annotated[str | None, typer.Option(help="A probe to run instead, by its name.")] = None,
+    probe: Annotated[str | None, typer.Option(help="A probe to run instead; `tandem show` lists them.")] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks to run instead: names, or paths of task files, with commas between.")
     ] = None,

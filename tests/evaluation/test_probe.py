@@ -55,6 +55,11 @@ def test_a_probe_runs_by_its_name_and_leaves_what_it_found(trained, counting):
     assert (trained / "probes" / "counting-lengths.png").read_bytes() == b"png"
 
 
+def test_probes_are_shown(counting):
+    assert "  counting" in tandem("show").stdout.splitlines()
+    assert "probe.words = 3" in tandem("show", "counting").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
