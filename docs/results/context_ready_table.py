@@ -61,7 +61,6 @@ def draw(arms: dict[str, list[dict]], path: Path) -> None:
             axes.axhline(found["stream"], color=f"C{i}", linestyle=":")
     axes.set_xlabel("passes, K (dotted: streaming)")
     axes.set_ylabel("perplexity")
-    axes.set_yscale("log")
     axes.legend(frameon=False)
     figure.savefig(path, format="png")
 
