@@ -34,6 +34,7 @@ class FixedSteps:
     state: tuple[Tensor, ...] = ()
     """Of a fixed session: what a step changes beside entries of caches, which it would only write again."""
     columns: int
+    caches: list[Any]
     plan: Any
 
     def ready(self) -> None:
@@ -47,8 +48,10 @@ class FixedSteps:
         for plan, new in zip(self._plans(self.plan), self._plans(fresh), strict=True):
             plan.fused.take_over(new.fused)
 
-    def _stop(self, device: torch.device) -> None:
-        self.clock = torch.zeros(1, dtype=torch.long, device=device)
+    def _stand_still(self, capacity: int) -> None:
+        """Moves the caches, which hold all columns read so far, to memory that never moves."""
+        self.clock = torch.zeros(1, dtype=torch.long, device=self.caches[0].kv.device)
+        self.caches = self._fixed(self.caches, capacity)
         self.plan = None
 
     def _fixed(self, caches: list[Cache], capacity: int) -> list[Any]:

@@ -190,7 +190,7 @@ class DecoderSession(FixedSteps):
 
     def __init__(self, network: Decoder, rows: int):
         self.network, self.rows = network, rows
-        self.caches: list[Any] = [Cache(network.config.reach) for _ in network.blocks]
+        self.caches = [Cache(network.config.reach) for _ in network.blocks]
         self.columns = 0
         self.pads = torch.zeros(rows, dtype=torch.long)
 
@@ -207,8 +207,7 @@ class DecoderSession(FixedSteps):
             raise ValueError("learned positions are looked up from the host; a session of such a network is not fixed")
         if self.network.config.moe is not None:
             raise ValueError("the host decides how many tokens an expert reads; a session of a mixture is not fixed")
-        self._stop(self.network.table.weight.device)
-        self.caches = self._fixed(self.caches, capacity)
+        self._stand_still(capacity)
 
     def _fixed_plan(self) -> Any:
         cache = self.caches[0]

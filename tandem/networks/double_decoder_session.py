@@ -22,7 +22,7 @@ Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class CachedStack(FixedSteps):
 
     def __init__(self, network: "DoubleDecoder", stack: "Stack", pads: Tensor):
         self.network, self.stack, self.pads = network, stack, pads
-        self.caches: list[Any] = [Cache() for _ in stack.blocks]
+        self.caches = [Cache() for _ in stack.blocks]
         self.shared: list[Tensor] = []
 
     def run(self, x: Tensor) -> Tensor:
@@ -96,8 +96,7 @@ class CachedStack(FixedSteps):
         """As `DecoderSession.fix`."""
         self.join()
         self.columns = len(self.caches[0])
-        self._stop(self.stack.device)
-        self.caches = self._fixed(self.caches, capacity)
+        self._stand_still(capacity)
 
     def _fixed_plan(self) -> Plan:
         newest, kv = torch.tensor([self.columns - 1]), self.caches[0].kv
