@@ -15,7 +15,8 @@ next, where the sum fits the cap.
     segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens
 
 Any number of segmentations lie beside one token store.
-Cost: 0.3 MB of text a second and core with `rules`, spread over all cores; memory is a few batches of documents.
+Cost: 0.3 MB of text a second and core with `rules`, spread over the cores that the process may use; memory is a few
+batches of documents.
 Source: Thought Gestalt caps at 64 tokens "with punctuation-aware fallback rules"; these rules are ours.
 Letters: D documents, N tokens of a document, S sentences.
 """
@@ -198,7 +199,7 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
     """Yields for runs of documents (first, last + 1, tokens of each of their sentences, what was counted)."""
     bounds = np.searchsorted(store.offsets, np.arange(0, len(store.tokens), BATCH))
     runs = list(itertools.pairwise(np.unique([*bounds, len(store)]).tolist()))
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))  # those that a batch system leaves this process
     if config.splitter != "rules" or len(runs) == 1 or cores == 1:
         for first, last in runs:
             yield first, last, *_lengths(config, _documents(store, config, first, last))

@@ -100,9 +100,8 @@ class Reading:
             rest = gathered(torch.cat((x, network.table.weight[network.end][None])), layout.rest)
             sizes = [int(layout.lengths[of].sum()) + len(of) for of in layout.sentences]
             if network.places is not None:
-                own = [
-                    rows.places[-size:] for rows, size in zip(layout.steps, sizes, strict=True)
-                ]  # of a step, what is not start or slot
+                # of a step, what is not start or slot
+                own = [rows.places[-size:] for rows, size in zip(layout.steps, sizes, strict=True)]
                 rest = rest + network.places(torch.cat(own))
             if self.token and isinstance(batch, StreamBatch):
                 text = torch.cat((batch.tokens != batch.document_end, batch.tokens.new_zeros(1, dtype=torch.bool)))

@@ -73,7 +73,7 @@ def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypat
     store = made(tmp_path / "store", TEXTS * 6)
     alone = segment(store, Segmentation(cap=20))
     monkeypatch.setattr(module, "BATCH", 500)
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
     copy = made(tmp_path / "copy", TEXTS * 6)
     seen = []
     spread = segment(copy, Segmentation(cap=20), lambda done, total: seen.append((done, total)))
