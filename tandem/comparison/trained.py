@@ -112,8 +112,9 @@ def probe(
         for row in rows:
             table.add_row(*map(str, row.values()))
         terminal.print(table)
-    for key, value in record.items():
-        terminal.print(f"{key:<11} {value}", markup=False, soft_wrap=True)
+    told = {key: value for key, value in record.items() if not isinstance(value, (list, dict))}  # the file has all
+    for key, value in told.items():
+        terminal.print(f"{key:<{max(11, *map(len, told))}} {value}", markup=False, soft_wrap=True)
     for title, draw in found.plots.items():
         draw(folder / f"{name}-{title}.png")
     terminal.print(f"{'kept in':<11} {folder}", markup=False, soft_wrap=True)

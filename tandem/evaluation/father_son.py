@@ -198,7 +198,8 @@ def read_sentences(tokenizer: Tokenizer, texts: list[list[str]]) -> Iterator[lis
 
 def _as_words(row: dict[str, Any]) -> dict[str, str]:
     between = "no context" if row["between"] is None else f"{row['between']} between"
-    numbers = {key: f"{row[key]:.3f}" for key in ("target", "distractor", "margin", "standard_error", "error")}
+    shown = ("target", "distractor", "margin", "standard_error", "error")
+    numbers = {"+-" if key == "standard_error" else key: f"{row[key]:.3f}" for key in shown}
     return {"query": row["query"], "context": between, "seeds": "on" if row["seeds"] else "off", **numbers}
 
 

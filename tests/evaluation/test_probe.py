@@ -31,7 +31,8 @@ def counting(monkeypatch):
             assert not network.training and not torch.is_grad_enabled()
             assert network.head.device.type == device.type and tokenizer.vocabulary == network.vocabulary
             rows = [{"word": number, "length": number**2} for number in range(self.words)]
-            return Findings({"words": self.words}, {"Words": rows}, {"lengths": lambda path: path.write_bytes(b"png")})
+            record = {"words": self.words, "every_word": [row["word"] for row in rows]}
+            return Findings(record, {"Words": rows}, {"lengths": lambda path: path.write_bytes(b"png")})
 
 
 def tandem(*arguments):
@@ -49,9 +50,9 @@ def trained(tmp_path_factory, small_corpus):
 def test_a_probe_runs_by_its_name_and_leaves_what_it_found(trained, counting):
     done = tandem("evaluate", trained, "--probe", "counting", "probe.words=7")
     assert done.exit_code == 0, done.output
-    assert "Words" in done.stdout and " 36 " in done.stdout
+    assert "Words" in done.stdout and " 36 " in done.stdout and "every_word" not in done.stdout
     kept = json.loads((trained / "probes" / "counting.json").read_text())
-    assert kept == {"probe": "counting", "step": 4, "options": {"words": 7}, "words": 7}
+    assert kept == {"probe": "counting", "step": 4, "options": {"words": 7}, "words": 7, "every_word": [*range(7)]}
     assert (trained / "probes" / "counting-lengths.png").read_bytes() == b"png"
 
 
