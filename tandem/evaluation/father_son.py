@@ -5,6 +5,7 @@
     reversed query   The father of Mark is       -> Paul, not Mark
 
     margin = nll(distractor) - nll(target), nats, at the first answer position; an error is a margin below 0
+    +-     = standard error of the mean margin over pairs of names, the two orders of each averaged first
 
 Context and query are one text, joined by one space and tokenised once. For networks that read sentences the context
 is a finished sentence and the query an open one. Nothing follows the query: a name that begins with a space hardly ever
@@ -76,7 +77,7 @@ class FatherSon:
     class Config(Settings):
         names: str | None = None
         """Text file with a name on each line; null: a hundred common ones."""
-        pairs: int = Field(1000, ge=2)
+        pairs: int = Field(1000, ge=4)
         """Ordered pairs of names, half of them the other half in the other order; fewer where the names are few."""
         between: list[int] = [0, 1, 4]
         """Sentences that stand between context and query."""
@@ -103,13 +104,14 @@ class FatherSon:
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
             nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
             margin = margins[condition] = nll[:, 1] - nll[:, 0]
+            both = margin.reshape(2, -1).mean(0)  # of the two orders of a pair: what is due to its names cancels
             rows.append(
                 {
                     **condition._asdict(),
                     "target": nll[:, 0].mean().item(),
                     "distractor": nll[:, 1].mean().item(),
                     "margin": margin.mean().item(),
-                    "standard_error": margin.std(ddof=1).item() / math.sqrt(len(margin)),
+                    "standard_error": both.std(ddof=1).item() / math.sqrt(len(both)),
                     "error": (margin < 0).mean().item(),
                 }
             )

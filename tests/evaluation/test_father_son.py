@@ -52,6 +52,25 @@ def test_margins_of_a_network_that_copies_by_place(tokenizer):
                 assert distractor - target == pytest.approx(expected * 6.9)
 
 
+class Frequent:
+    """Gives every token a probability of its own, whatever stands before it."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.vocabulary, self.head = tokenizer.vocabulary, torch.zeros(1)
+        self.nats = torch.rand(tokenizer.vocabulary, generator=torch.Generator().manual_seed(0)) * 9
+
+    scoring = Copies.scoring
+
+    def score(self, batch):
+        return self.nats[batch.targets.clamp_min(0)] * (batch.targets != IGNORE)
+
+
+def test_how_frequent_names_are_is_neither_margin_nor_its_error(tokenizer):
+    found = FatherSon(FatherSon.Config(pairs=40))(Frequent(tokenizer), tokenizer, torch.device("cpu"))
+    for row in found.record["conditions"]:
+        assert (row["margin"], row["standard_error"]) == pytest.approx((0, 0), abs=1e-6) and row["error"] == 0.5
+
+
 def test_context_and_query_are_one_text_and_no_space_follows(tokenizer):
     asked = question(("Adam", "Alan"), "reversed", 1)
     assert (asked.target, asked.distractor) == ("Adam", "Alan")

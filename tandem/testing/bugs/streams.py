@@ -83,6 +83,8 @@ BUGS = {
          "[*chosen, *((son, father) for father, son in chosen)]", "[*chosen, *chosen]"),
         ("pairs are the first of the list", PROBE,
          "[every[i] for i in shuffled(len(every), seed)[: count // 2]]", "every[: count // 2]"),
+        ("the error of a margin holds how frequent names are", PROBE,
+         "margin.reshape(2, -1).mean(0)", "margin"),
         ("the first tokens of names are compared", PROBE,
          "if len(ids) == 1}", "if len(ids)}"),
     ],
