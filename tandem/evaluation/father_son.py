@@ -103,8 +103,8 @@ class FatherSon:
         for condition in self._conditions([*variants]):
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
             nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
-            margin = margins[condition] = nll[:, 1] - nll[:, 0]
-            both = margin.reshape(2, -1).mean(0)  # of the two orders of a pair: what is due to its names cancels
+            margin = nll[:, 1] - nll[:, 0]
+            both = margins[condition] = margin.reshape(2, -1).mean(0)  # of the orders of a pair: its names cancel
             rows.append(
                 {
                     **condition._asdict(),
@@ -206,16 +206,17 @@ def _as_words(row: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(margins: dict[Condition, np.ndarray], path: Path) -> None:
-    """The distribution of the margins in every condition with seeds on."""
+    """How the margins of pairs are spread, both orders averaged, in every condition with seeds on."""
     figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for panel, query in zip(axes, ("normal", "reversed"), strict=True):
         for condition, values in margins.items():
             if condition.query == query and condition.seeds:
                 told = "query alone" if condition.between is None else f"{condition.between} sentences between"
-                panel.hist(values, bins=40, histtype="step", density=True, label=f"{told}, {values.mean():+.2f}")
+                panel.ecdf(values, label=f"{told}, mean {values.mean():+.3f}")
         panel.axvline(0, color="0.6", linewidth=1)
         panel.set_title(f"{query} query")
-        panel.set_xlabel("nll(distractor) - nll(target), nats")
-        panel.legend(frameon=False, fontsize="small")
+        panel.set_xlabel("margin of a pair of names, nats")
+        panel.legend(loc="lower right", frameon=False, fontsize="small")
+    axes[0].set_ylabel("share of pairs with less")
     figure.savefig(path, format="png")
