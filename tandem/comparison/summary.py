@@ -64,8 +64,13 @@ class Summary:
 
     @cached_property
     def pays_for_ends(self) -> bool:
-        """Whether some arms are told where sentences end and others are not: then the nats of the ends are added."""
-        return len({bool(result.end_nats.any()) for result in self.flat}) > 1
+        """Whether arms are told different things of where sentences end: then the nats of the ends are added.
+
+        Where a span ends is known by counting; where a sentence ends says something of the text to come.
+        """
+        told = {bool(result.end_nats.any()) for result in self.flat}
+        cut_alike = not any(key.startswith("corpus.sentences") for own in self.study.arms.values() for key in own)
+        return told == {True, False} or (told == {True} and not cut_alike)
 
     def nats(self, result: Result) -> np.ndarray:
         """(D,) what a run is judged by."""

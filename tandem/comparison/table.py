@@ -14,8 +14,8 @@ NONE = "\N{EN DASH}"
 ONE_SEED = " †"
 """Beside an interval over documents alone."""
 ENDS = (
-    "Some arms are told where sentences end, which says something of the text to come. So these ends are paid for: "
-    "their nats are added to those of the text. With the ends for nothing, as papers count:"
+    "Arms are told different things of where sentences end, and that says something of the text to come. So these ends "
+    "are paid for: their nats are added to those of the text. With the ends for nothing, as papers count:"
 )
 
 
@@ -82,7 +82,7 @@ LIKELIHOOD = [
     Column("interval", _difference_interval),
     Column("p (Holm)", corrected_p),
 ]
-FREE_ENDS = [  # where some arms are told where sentences end
+FREE_ENDS = [  # where arms are told different things of sentence ends
     Column("nats/token, ends for nothing", _spread(lambda r: r.nats_per_token, fixed)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
     Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),

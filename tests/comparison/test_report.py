@@ -161,8 +161,11 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     assert paid.judgement.best != "sps" and paid.pays_for_ends and paid.free_ends.winner == "sps"
     gained = paid.judgement.to_baseline["sps"].mean - free.judgement.to_baseline["sps"].mean
     assert gained == pytest.approx(0.05)
-    told_so = "these ends are paid for"
+    told_so = "are paid for: their nats are added"
     assert told_so in table(study, told) and told_so not in table(study, results)
     assert told_so in Page(page(study, told)).text and "0.0500" in table(study, told)
     everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
     assert not Summary.of(study, everyone).pays_for_ends  # equal information
+    spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
+    assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
+    assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
