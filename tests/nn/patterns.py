@@ -102,7 +102,7 @@ def everything(function, q, sources, leaves, **options):
     ys, lses = (y, lse) if isinstance(q, tuple) else ((y,), (lse,))
     assert not any(x.requires_grad for x in lses)
     generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in ys]
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in ys]
     loss = sum((x * w).sum() for x, w in zip(ys, weights, strict=True))
     return [*ys, *lses, *torch.autograd.grad(loss, leaves)]
 
