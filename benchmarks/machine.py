@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
@@ -24,11 +25,14 @@ from typing import Any
 import torch
 
 WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+AHEAD = 6_000_000
+"""Cycles, about 3 ms: longer than it takes to launch a forward and a backward of attention."""
 
 
 def machine() -> dict[str, Any]:
     """Hardware, versions, commit and date."""
     changes = "" if _run("git", "status", "--porcelain") == "" else " and changes"
+    commit = _run("git", "rev-parse", "--short", "HEAD") or os.environ.get("TANDEM_COMMIT") or "no commit"
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
         "threads": torch.get_num_threads(),
@@ -36,7 +40,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": version("triton") if find_spec("triton") else None,
         "python": platform.python_version(),
-        "tandem": (_run("git", "rev-parse", "--short", "HEAD") or "no commit") + changes,
+        "tandem": commit + changes,
         "date": date.today().isoformat(),
     }
 
@@ -71,18 +75,21 @@ def compare(
 
 
 def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
-    """Milliseconds of each arm, median and quartiles over interleaved rounds; an arm that fails says how.
+    """Milliseconds of each arm, median and quartiles over interleaved rounds; an arm that fails says how, of whatever
+    it fails: the errors of Triton's compiler, say, are no RuntimeErrors.
 
-    On CUDA by the device's own clock, so that what the host does before a kernel starts is not counted twice.
+    On CUDA by the device's own clock, which starts when the host is AHEAD by so many cycles: as in a run, a device that
+    has work queued does not wait for what the host does before it launches a kernel.
     """
     times, failed = {name: [] for name in arms}, {}
     for name, run in arms.items():
         try:
             for _ in range(warmup):
                 run()
-        except (RuntimeError, ValueError, NotImplementedError) as error:  # one arm that cannot do it loses itself alone
-            failed[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
-            torch.cuda.empty_cache() if torch.cuda.is_available() else None
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what fails on the device says so here, not in the arm that is timed next
+        except Exception as error:  # one arm that cannot do it loses itself alone
+            failed[name] = {"failed": told(error)}
     for _ in range(rounds):
         for name in [name for name in arms if name not in failed]:
             times[name].append(
@@ -95,11 +102,28 @@ def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) 
 def _device_ms(run: Callable[[], Any]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    torch.cuda._sleep(AHEAD)
     start.record()
     run()
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end)
+
+
+def told(error: Exception) -> str:
+    """An error in one line, for a record; all of it goes to the log."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def compile_each_shape() -> None:
+    """Every shape gets a graph of its own, as the one shape of a run does, and as many as there are.
+
+    Left alone, the second shape of a process is compiled for all sizes, so that what is timed, and what is found in
+    the compilers' caches, hangs on what came before; and from the ninth on FlexAttention runs uncompiled, in silence.
+    """
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    torch._dynamo.config.recompile_limit = 64
 
 
 def append(path: Path, record: dict) -> None:
@@ -129,4 +153,7 @@ def _processor() -> str:
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except FileNotFoundError:  # a machine without git
+        return ""
