@@ -9,19 +9,20 @@ Every mask at T 1,024 to 16,384, without documents, with documents of exactly 1,
     sdpa            causal SDPA of one stream without documents, by the fastest of its backends: what a mask costs
     dense           SDPA with the mask as a tensor; of two streams, over the sequence of 2T tokens in turns
     flex in turns   FlexAttention over those 2T tokens, with the block mask that PyTorch makes for it
+                    (both are handed the tokens in turns: putting them so is not timed)
 
 --tiny: a few tokens and heads, on any device; on a CPU the kernels run in Triton's interpreter.
 """
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import append, header, machine, time_arms
+from machine import append, compile_each_shape, header, machine, time_arms, told
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -101,7 +102,7 @@ def backward(run: Callable[[], Any], leaves: list[Tensor], seeds: list[Tensor]) 
     return both
 
 
-def interleaved(xs: list[Tensor]) -> Tensor:
+def interleaved(xs: Sequence[Tensor]) -> Tensor:
     return torch.stack(xs, 3).flatten(2, 3)
 
 
@@ -123,7 +124,8 @@ def arms_of(
     may = [torch.stack([readable(span, T) for span in group], 2) for group in spans]  # (B, T, groups, N)
     if groups > 1:
         mask = torch.stack(may, 4).reshape(B, groups * T, -1)[:, None].to(DEVICE)
-        lines = lambda: (interleaved(q), *(interleaved([pair[n] for pair in kv]) for n in (0, 1)))
+        leaves = [interleaved(xs).detach().requires_grad_() for xs in (q, *zip(*kv, strict=True))]
+        lines = lambda: leaves
     else:
         mask = torch.cat(may, 3).flatten(1, 2)[:, None].to(DEVICE)
         lines = lambda: (q[0], *(torch.cat([pair[n] for pair in kv], 2) for n in (0, 1)))
@@ -156,15 +158,20 @@ def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D
     T, D = (32, 16) if options.tiny else (T, D)
     B, H, warmup = max(1, tokens // T), channels // D, 1 if options.tiny else 3
     shape = {"part": "attention", "B": B, "T": T, "H": H, "D": D, "dtype": str(dtype)[6:]}
-    if not set(masks) & set(options.masks):
+    if not set(masks) & set(options.masks) or T not in (options.lengths or [T]):
         return
+    if not options.rounds:
+        kinds, warmup = kinds[:1], 1  # documents change no graph
     fastest = time_arms(dict(sdpa_arms(B, T, H, D, dtype)), options.rounds, warmup)
     append(out, shape | {"mask": "causal", "documents": "none", "arms": fastest})
     for mask in [mask for mask in masks if mask in options.masks]:
         for kind in kinds:
             spans = MASKS[mask](documents(kind, B, T))
             pairs = sum(int((s.hi - s.lo).sum()) * (B // s.lo.shape[0]) for group in spans for s in group)
-            arms = time_arms(dict(arms_of(spans, B, T, H, D, dtype, options.tiny)), options.rounds, warmup)
+            try:
+                arms = time_arms(dict(arms_of(spans, B, T, H, D, dtype, options.tiny)), options.rounds, warmup)
+            except Exception as error:  # a mask that can not be made loses itself alone
+                arms = {"all": {"failed": told(error)}}
             shown = "  ".join(f"{name} {x['ms']:.2f}" if "ms" in x else f"{name} -" for name, x in arms.items())
             print(f"T {T} D {D} {mask}, documents {kind}: {shown} ms", flush=True)
             # 14 FLOPs a pair and channel, forward and backward, as Cost counts them
@@ -176,10 +183,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
+    arguments.add_argument("--lengths", nargs="+", type=int, help="of T; all of them")
     arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
-    torch._dynamo.config.recompile_limit = 64  # of FlexAttention, once per length and mask
+    compile_each_shape()
     print(header())
     append(options.out, machine())
     for T, masks, kinds, D in [(32, ("causal", "sps", "double decoder"), ("none",), 16)] if options.tiny else GRID:
