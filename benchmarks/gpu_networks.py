@@ -5,7 +5,8 @@
     steps    a training step of every registered network at S shape (12 blocks, C 768, 131 M), T 4,096, compiled,
              against the plain decoder, attention by flex and by triton
     decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 3,072 more, batch 1
-             and 16, bfloat16, eager and as CUDA graphs; one wide context-ready block against six blocks
+             and 16, bfloat16, eager and as CUDA graphs; one wide context-ready block against six blocks. Prompts are
+             read in as many passes as training makes: in bfloat16 they converge in about as many as they have tokens
     heads    the chunked head against full logits and F.cross_entropy, one target and eight
     bags     a step in bags of 8 against a next-token step of as many positions
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
@@ -16,6 +17,7 @@ asked (another view, no fixed session) is recorded with its reason. --tiny: a fe
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import append, header, machine, time_arms
+from machine import append, compile_each_shape, header, machine, time_arms, told
 from torch import Tensor
 
 import tandem.networks  # noqa: F401 - registers them
@@ -36,7 +38,7 @@ from tandem.recipe import registered
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = ("decoder", "sps", "double_decoder")
-"""Networks whose decoding is timed to 4,096 tokens; of the others 512 tokens are."""
+"""Networks that come first, and whose decoding is timed to 4,096 tokens; of the others 512 tokens are."""
 PEAK = 989e12
 """Dense bfloat16 FLOPs a second of an H100 or H200, by the data sheet."""
 Settings = dict[str, Any]
@@ -66,8 +68,9 @@ def build(name: str, shape: Settings, vocabulary: int, context: int, **settings:
 
 
 def rows_of(vocabulary: int, rows: int, T: int, seed: int = 0) -> Batch:
+    """Rows of a step, with its key: without one, networks read them as a score does."""
     ids = torch.randint(vocabulary, (rows, T + 1), generator=torch.Generator().manual_seed(seed))
-    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, T, dtype=torch.long))
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, T, dtype=torch.long), key=seed)
 
 
 def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
@@ -94,25 +97,28 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 4, 4096, 50_302)
     backends, reference = ("triton", "flex") if CUDA else ("tiled",), {}
-    order = ["decoder", "sps", "double_decoder"]
-    names = [name for name in order if name in registered("network")]
-    for name in options.networks or [*names, *(name for name in registered("network") if name not in names)]:
+    for name in options.networks or [*LONG, *(name for name in registered("network") if name not in LONG)]:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
-            network = build(name, shape, vocabulary, T).train()
-            flops = rows * sum(network.cost().training(T).values())
+            network = build(name, shape, vocabulary, T, passes_min=None).train()
+            cost = network.cost().training(T)
+            flops = rows * sum(cost.values())
+            model = flops - rows * cost["attention"] / 7  # of 14 parts 2 are scores computed again: not the model's
             if not options.tiny:
                 network.compile()
             step = stepper(network, rows_of(vocabulary, rows, T))
             arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
-            times = time_arms(arms, options.rounds)
+            times = time_arms(arms, options.rounds, warmup=3 if options.rounds else 1)
         except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
-            record(found | {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"})
+            record(found | {"failed": told(error)})
             continue
         for backend, time_of in times.items():
             if "ms" in time_of:
-                reference.setdefault(backend, time_of["ms"])  # the decoder comes first
-                of = {"over decoder": time_of["ms"] / reference[backend], "mfu": flops / time_of["ms"] * 1e3 / PEAK}
+                if name == "decoder":
+                    reference[backend] = time_of["ms"]
+                of = {"mfu": model / time_of["ms"] * 1e3 / PEAK}
+                if backend in reference:
+                    of["over decoder"] = time_of["ms"] / reference[backend]
                 time_of = of | time_of
             record(found | {"backend": backend, "flops": flops} | time_of)
 
@@ -125,38 +131,37 @@ def _preferring(backend: str, step: Callable[[], Any]) -> None:
 def decode(record: Callable[[dict], None], options: Any) -> None:
     vocabulary = 62 if options.tiny else 50_302
     wide = {"depth": 1, "width": 2048, "heads": 16}, {"depth": 6, "width": 1088, "heads": 16}
-    others = [name for name in registered("network") if name not in ("decoder", "sps")]
-    arms: list[tuple[str, str, Settings]] = [(name, name, M) for name in ("decoder", "sps", *others)]
+    arms: list[tuple[str, str, Settings]] = [(name, name, M) for name in LONG]
     arms += [("context_ready, 1 wide block", "context_ready", wide[0]), ("decoder, 6 blocks", "decoder", wide[1])]
+    arms += [(name, name, M) for name in registered("network") if name not in LONG]
     for what, name, shape in arms:
         if options.networks and what not in options.networks:
             continue
+        network = None
         for rows in (1, 16):
             prompt, tokens = (5, 3) if options.tiny else (1024, 3072 if rows > 1 and what in LONG else 512)
             found: dict[str, Any] = {"network": what, "rows": rows, "prompt": prompt, "tokens": tokens}
             try:
-                network = build(name, TINY if options.tiny else shape, vocabulary, prompt + tokens)
-                network = network.to(torch.bfloat16 if CUDA else torch.float32).eval()
-                found |= _decoded(network, rows, prompt, tokens, vocabulary)
+                if network is None:  # once for all rows: to draw so many weights takes longer than to decode
+                    network = build(name, TINY if options.tiny else shape, vocabulary, 4096, prefill=5)
+                    network = network.to(torch.bfloat16 if CUDA else torch.float32).eval()
+                _decode_into(found, network, vocabulary, options.rounds)
             except Exception as error:  # no session for plain prompts, or none that can be fixed
-                found["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+                found["failed"] = told(error)
             record(found)
-            network = None
 
 
-def _decoded(network: Any, rows: int, prompt: int, tokens: int, vocabulary: int) -> dict[str, Any]:
-    """Tokens a second: eager, of the first few; as CUDA graphs, of all."""
+def _decode_into(found: dict[str, Any], network: Any, vocabulary: int, rounds: int) -> None:
+    """Tokens a second, each entered as it is measured: eager, of the first few; as CUDA graphs, of all."""
+    rows, prompt, tokens = found["rows"], found["prompt"], found["tokens"]
     ids = torch.randint(vocabulary, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
-    few = min(tokens, 48)
-    weights = sum(x.numel() * x.element_size() for x in network.parameters())
+    few, all_ = (min(tokens, 48), tokens - 1) if rounds else (1, 1)
     session = network.session(rows)
     began = _now()
     token = session.prefill(ids).argmax(-1)
-    found: dict[str, Any] = {
-        "first prefill seconds": _now() - began,
-        "cache bytes": session.bytes,
-        "weight bytes": weights,
-    }
+    found["first prefill seconds"] = _now() - began
+    found["cache bytes"] = session.bytes
+    found["weight bytes"] = sum(x.numel() * x.element_size() for x in network.parameters())
     session.step(token)
     found["eager tokens/s"] = rows * few / _stepped(session, token, few)
     if CUDA:
@@ -165,8 +170,7 @@ def _decoded(network: Any, rows: int, prompt: int, tokens: int, vocabulary: int)
         token = captured.prefill(ids).argmax(-1)
         found["prefill seconds"] = _now() - began
         token = captured.step(token).argmax(-1)
-        found["graph tokens/s"] = rows * (tokens - 1) / _stepped(captured, token, tokens - 1)
-    return found
+        found["graph tokens/s"] = rows * all_ / _stepped(captured, token, all_)
 
 
 def _stepped(session: Any, token: Tensor, steps: int) -> float:
@@ -229,7 +233,6 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
             if not options.tiny:
                 network.compile()
             arms[what] = stepper(network, rows_of(vocabulary, rows, T))
-            arms[what]()
             memory[what] = _peak(arms[what])
         record(
             {"depth": shape["depth"], "rows": rows, "T": T, "bytes": memory, "arms": time_arms(arms, options.rounds)}
@@ -237,9 +240,10 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
 
 
 def _peak(run: Callable[[], Any]) -> int | None:
-    """Bytes that the device's memory grows by at most."""
+    """Bytes that the device's memory grows by at most, once everything is compiled, set up and warm."""
     if not CUDA:
         return None
+    run()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -258,16 +262,23 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
+    compile_each_shape()
     print(header())
     append(options.out, machine())
 
+    failed = False
     for part in options.parts:
 
         def record(found: dict, part: str = part) -> None:
             print(found, flush=True)
             append(options.out, {"part": part} | found)
 
-        PARTS[part](record, options)
+        try:
+            PARTS[part](record, options)
+        except Exception as error:  # the other parts are still to come
+            record({"failed": told(error)})
+            failed = True
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
