@@ -2,16 +2,18 @@
 
     python benchmarks/gpu.py [--out FOLDER] [--wheels FOLDER]
 
-First, side by side on the processor's cores: the tests named after CUDA, and a pass over all benchmarks that compiles
-what they need. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit, so
-that what fails or is slow loses nothing else. Three files come of it:
+First, side by side on the processor's cores: a pass over the benchmarks that compiles what they need, and the tests
+named after CUDA. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit, so
+that what fails or is slow loses nothing else; what a benchmark leaves of its time the next ones have. Three files come
+of it:
 
     lines.jsonl   every number, written as it is measured
     log.txt       what each part printed, the last of it
     report.md     the machine, the tests, all numbers, and what of the goals is reached
 
 Needs torch, triton, numpy, and what importing tandem.networks needs; the tests need pytest and the core dependencies.
-Where packages are missing, wheels from --wheels are installed into a folder of their own; nothing is downloaded.
+Where packages are missing, wheels from --wheels are installed into a folder of their own; nothing is downloaded. Where
+git does not know the commit, TANDEM_COMMIT in the environment says it.
 
 --tiny: the same at a few tokens and channels, on any device, without the tests; on a CPU in Triton's interpreter.
 """
@@ -24,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 NEEDED = (
@@ -48,26 +50,50 @@ class Part(NamedTuple):
 
 
 ATTENTION, NETWORKS = "benchmarks/gpu_attention.py", "benchmarks/gpu_networks.py"
+MASKS = ("causal", "sps", "double decoder")
 KERNELS = "tests/nn/test_attention_triton.py"
-OTHERS = ["--ignore", KERNELS, "--ignore", "tests/nn/test_flex.py", "--continue-on-collection-errors"]
+OTHERS = ["tests/nn/test_head.py", "tests/networks/test_captured.py", "tests/networks/test_two_stacks.py"]
+OTHERS += ["tests/training/test_cuda.py"]
+
+
+def tests(name: str, chosen: str, *files: str) -> Part:
+    return Part(f"tests-{name}", 170, ["-m", "pytest", "-q", *files, "-k", chosen])
+
+
+# Cut by what the compiler takes longest for: kernels in float32, which it unrolls, and wide ones.
 TESTS = [
-    Part("tests-bfloat16", 170, ["-m", "pytest", "-q", KERNELS, "-k", "cuda_kernels_are and bfloat16"]),
-    Part("tests-float16", 170, ["-m", "pytest", "-q", KERNELS, "-k", "cuda_kernels_are and torch.float16"]),
-    Part("tests-float32", 170, ["-m", "pytest", "-q", KERNELS, "-k", "cuda_kernels_are and float32"]),
-    Part("tests-widths", 170, ["-m", "pytest", "-q", KERNELS, "-k", "cuda and not cuda_kernels_are"]),
-    Part("tests-flex", 170, ["-m", "pytest", "-q", "tests/nn/test_flex.py", "-k", "cuda"]),
-    Part("tests-others", 170, ["-m", "pytest", "-q", "tests", "-k", "cuda", *OTHERS]),
+    *(tests(f"float32-{width}", f"every_width and {width} and torch.float32", KERNELS) for width in (128, 96)),
+    tests("float32", "cuda_kernels_are and torch.float32", KERNELS),
+    tests("float16", "cuda_kernels_are and torch.float16", KERNELS),
+    tests("bfloat16", "cuda_kernels_are and bfloat16", KERNELS),
+    tests("widths", "cuda and not cuda_kernels_are and not (torch.float32 and (96 or 128))", KERNELS),
+    tests("flex", "cuda", "tests/nn/test_flex.py"),
+    tests("others", "cuda", *OTHERS),
 ]
-MASKS = ("causal", "windowed", "sps", "2x memory", "double decoder", "double decoder, aligned", "own and encoder")
-COMPILING = [Part(f"compile-{mask}", 170, [ATTENTION, "--rounds", "0", "--masks", mask]) for mask in MASKS]
-COMPILING += [Part(f"compile-{part}", 170, [NETWORKS, part, "--rounds", "0"]) for part in ("bags", "passes")]
-BENCHMARKS = [  # together 400 seconds: the tests and compiling get what is left
+LONG = ("decoder", "sps", "double_decoder")
+OTHER_LENGTHS = ["1024", "2048", "8192", "16384"]
+DECODED = [*LONG, "context_ready, 1 wide block", "decoder, 6 blocks"]
+
+
+def compiling(name: str, *words: str) -> Part:
+    return Part(f"compile-{name}", 170, [*words, "--rounds", "0"])
+
+
+# Every graph once: other masks and networks have those of these. In the order in which they are needed.
+COMPILING = [
+    *(compiling(mask, ATTENTION, "--masks", mask, "--lengths", "4096") for mask in MASKS),
+    *(compiling(name, NETWORKS, "steps", "--networks", name) for name in LONG),
+    compiling("decode", NETWORKS, "decode", "--networks", *DECODED),
+    *(compiling(f"{mask}-lengths", ATTENTION, "--masks", mask, "--lengths", *OTHER_LENGTHS) for mask in MASKS),
+]
+FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
+AT_ONCE = 16
+"""Parts of the first phase, as many as there are cores. Their memory together is near that of one device."""
+BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
     Part("attention", 120, [ATTENTION]),
-    Part("steps", 120, [NETWORKS, "steps"]),
-    Part("decode", 90, [NETWORKS, "decode"]),
-    Part("heads", 15, [NETWORKS, "heads", "--rounds", "5"]),
-    Part("bags", 25, [NETWORKS, "bags", "--rounds", "5"]),
-    Part("passes", 30, [NETWORKS, "passes", "--rounds", "5"]),
+    Part("steps", 110, [NETWORKS, "steps"]),
+    Part("decode", 100, [NETWORKS, "decode"]),
+    Part("others", 70, [NETWORKS, "heads", "bags", "passes", "--rounds", "5"]),
 ]
 TINY = [
     Part("attention", 600, [ATTENTION, "--tiny", "--rounds", "1"]),
@@ -91,12 +117,12 @@ def main() -> int:
         if options.tiny:
             verdicts = [run([part], out, environment, 1200)[0] for part in TINY]
         else:
-            warm = [NETWORKS, "steps", "--rounds", "0", "--networks"]
-            steps = [Part(f"compile-{name}", 170, [*warm, name]) for name in ask(environment)]
+            require_cuda(environment)
             many = environment | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
-            verdicts = run(TESTS + COMPILING + steps, out, many, left() - sum(part.seconds for part in BENCHMARKS))
-            for part in BENCHMARKS:
-                verdicts += run([part], out, environment, left())
+            verdicts = run(FIRST, out, many, left() - sum(part.seconds for part in BENCHMARKS), AT_ONCE)
+            for n, part in enumerate(BENCHMARKS):
+                seconds = left() - sum(later.seconds for later in BENCHMARKS[n + 1 :])
+                verdicts += run([part._replace(seconds=max(part.seconds, seconds))], out, environment, left())
     from gpu_report import write_report  # reads lines alone
 
     print(write_report(out, verdicts))
@@ -116,8 +142,8 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
         names = " ".join(WHEELS.get(name, name) for name in absent)
         sys.exit(
             f"missing here: {', '.join(absent)}. Put their wheels into {wheels}, on a machine with a network:\n"
-            f"  python -m pip download --no-deps --only-binary=:all: --python-version {sys.version_info[0]}"
-            f".{sys.version_info[1]} -d {wheels} {names}"
+            f"  python -m pip download --only-binary=:all: --python-version {sys.version_info[0]}"
+            f".{sys.version_info[1]} -d {wheels} {names}\n(with what they need: pydantic takes one version of its core)"
         )
     if found:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
@@ -126,47 +152,58 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def ask(environment: dict[str, str]) -> list[str]:
-    """The names of all networks, asked where the wheels are. Raises: SystemExit without a CUDA device."""
-    code = (
-        "import torch, tandem.networks; from tandem.recipe import registered\n"
-        "print(torch.cuda.is_available(), *registered('network'))"
-    )
+def require_cuda(environment: dict[str, str]) -> None:
+    """Raises: SystemExit without a CUDA device, or where tandem.networks can not be imported."""
+    code = "import torch, tandem.networks; print(torch.cuda.is_available())"
     asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     if asked.returncode:
         sys.exit(asked.stderr[-2000:])
-    has_cuda, *names = asked.stdout.split()
-    if has_cuda == "False":
+    if "True" not in asked.stdout:
         sys.exit("no CUDA device here; --tiny runs the same at tiny sizes, the other scripts of this folder on a CPU")
-    return names
 
 
-def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: float) -> list[dict]:
-    """Runs the parts side by side, each until it ends or its time is up; what became of each."""
-    began, going = time.monotonic(), []
-    for part in parts:
-        # What compiling writes is no result.
-        lines = os.devnull if part.name.startswith("compile-") else str(out / "lines.jsonl")
-        words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS) else part.words
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, when its process has ended
-        command = [sys.executable, *words]
-        process = subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        going.append((part, process, log))
-    verdicts = []
-    for part, process, log in going:
-        try:
-            code = process.wait(max(1.0, min(part.seconds, seconds) - (time.monotonic() - began)))
-            verdict = "passed" if code == 0 else f"failed with {code}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            verdict = "cut off"
-        verdicts.append({"name": part.name, "verdict": verdict, "seconds": round(time.monotonic() - began)})
-        print(f"{part.name:<32} {verdict}, {verdicts[-1]['seconds']} s", flush=True)
-        log.seek(0)
-        with (out / "log.txt").open("ab") as all_logs, log:
-            all_logs.write(f"\n==== {part.name}: {verdict}\n".encode() + log.read()[-20_000:])
+def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: float, at_once: int = 1) -> list[dict]:
+    """Runs the parts in order, so many side by side, each until it ends or its time or all time is up.
+
+    Returns what became of each.
+    """
+    began, waiting, going, verdicts = time.monotonic(), list(parts), [], []
+    while waiting or going:
+        is_over = time.monotonic() - began > seconds
+        while waiting and (is_over or len(going) < at_once):
+            part = waiting.pop(0)
+            if is_over:
+                verdicts.append({"name": part.name, "verdict": "no time left", "seconds": 0})
+            else:
+                going.append((part, time.monotonic(), *start(part, out, environment)))
+        for one in [*going]:
+            part, started, process, log = one
+            took = time.monotonic() - started
+            if process.poll() is None and took < part.seconds and not is_over:
+                continue
+            code = process.poll()
+            if code is None:
+                process.kill()
+                process.wait()
+            verdict = {0: "passed", None: "cut off"}.get(code, f"failed with {code}")
+            verdicts.append({"name": part.name, "verdict": verdict, "seconds": round(took)})
+            print(f"{part.name:<32} {verdict}, {round(took)} s", flush=True)
+            log.seek(0)
+            with (out / "log.txt").open("ab") as all_logs, log:
+                all_logs.write(f"\n==== {part.name}: {verdict}\n".encode() + log.read()[-20_000:])
+            going.remove(one)
+        time.sleep(0.05)
     return verdicts
+
+
+def start(part: Part, out: Path, environment: dict[str, str]) -> tuple[subprocess.Popen, IO[bytes]]:
+    """Its process, and the file of what it prints."""
+    # What compiling writes is no result.
+    lines = os.devnull if part.name.startswith("compile-") else str(out / "lines.jsonl")
+    words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS) else part.words
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its process has ended
+    command = [sys.executable, *words]
+    return subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT), log
 
 
 if __name__ == "__main__":

@@ -341,7 +341,7 @@ def test_stacks_take_turns_on_a_device(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no second device")
-def test_stacks_on_two_devices():
+def test_stacks_on_two_devices_one_of_them_cuda():
     network, prompt = build().float(), document(21, 0)
     expected, batch = network.session(1).prefill([prompt]), pack(texts())
     nll = network.score(batch)

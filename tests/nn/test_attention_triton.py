@@ -239,13 +239,13 @@ def test_cuda_kernels_are_the_definition(name, dtype, monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.parametrize("dtype", OF_DTYPE, ids=str)
 @pytest.mark.parametrize("width", [32, 48, 96, 128])
-def test_cuda_kernels_of_every_width(width, monkeypatch):
+def test_cuda_kernels_of_every_width(width, dtype, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(patterns, "D", width)
-    for dtype, tolerances in OF_DTYPE.items():
-        spans = PATTERNS["sps_64"](300)
-        assert_is_the_definition(case_of(spans, [300, 300], 300, dtype), *tolerances)
+    spans = PATTERNS["sps_64"](300)
+    assert_is_the_definition(case_of(spans, [300, 300], 300, dtype), *OF_DTYPE[dtype])
 
 
 @needs_cuda

@@ -309,9 +309,9 @@ def test_an_id_outside_the_vocabulary_is_an_error(target):
             function(hidden, weight, targets[:, 0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_the_head_waits_for_nothing(dtype):
+def test_on_cuda_the_head_waits_for_nothing(dtype):
     hidden, weight, targets, coefficients = draw(rows=300, vocabulary=500, width=32, dtype=torch.float32)
     hidden = (hidden.detach() / 8).to(dtype).cuda().requires_grad_()
     weight = weight.detach().cuda().requires_grad_()
