@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.corpus import IGNORE
+from tandem.nn import head
 from tandem.nn.head import nll_sums, token_nll
 
 F64 = torch.float64
@@ -56,6 +57,22 @@ def test_chunks_equal_the_formula(dtype, tolerance, slots, chunk):
     dense = dense_with_gradients(hidden, weight, targets, coefficients, 0.3)
     for mine, expected in zip(got, dense, strict=True):
         assert difference(mine, expected) < tolerance
+
+
+@pytest.mark.parametrize("any_of", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ids_that_fill_up_a_row_of_logits_have_no_part_in_it(dtype, any_of, monkeypatch):
+    hidden, weight, targets, coefficients = draw(rows=40, vocabulary=50, width=16, dtype=torch.float32)
+    hidden = hidden.detach().to(dtype).requires_grad_()
+    results, seen, mm = [], set(), torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: (seen.add((*a.shape, *b.shape)), mm(a, b, out=out))[1])
+    for aligned in ({}, {"cpu": 64}):
+        monkeypatch.setattr(head, "ALIGNED", aligned)
+        loss, sums = nll_sums(hidden, weight, targets, coefficients=coefficients.abs(), any_of=any_of)
+        results.append((loss, sums, *torch.autograd.grad(loss, (hidden, weight))))
+    for plain, filled in zip(*results, strict=True):
+        assert plain.shape == filled.shape and difference(filled, plain) < (1e-6 if dtype == torch.float32 else 2**-8)
+    assert {(40, 16, 16, 50), (40, 16, 16, 64)} <= seen  # the control: 14 ids were there
 
 
 @pytest.mark.parametrize("chunk", [1, 64])  # 1: the weight's gradient is a sum of 300 parts, rounded one by one only
