@@ -75,7 +75,10 @@ class Fused:
 
     def take_over(self, other: "Fused") -> None:
         """From here on the spans of `other`, of the same shape, stand on the device, where a captured graph reads."""
-        self.bounds.copy_(other._on_host())
+        fresh = other._on_host()
+        if self.bounds.is_cuda:  # from pinned memory, or the host would wait for the replay before to end
+            fresh = fresh.pin_memory()
+        self.bounds.copy_(fresh, non_blocking=True)
 
     def _on_host(self) -> Tensor:
         return torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32))
