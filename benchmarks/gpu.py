@@ -67,6 +67,7 @@ TESTS = [
     tests("float16", "cuda_kernels_are and torch.float16", KERNELS),
     tests("bfloat16", "cuda_kernels_are and bfloat16", KERNELS),
     tests("widths", "cuda and not cuda_kernels_are and not (torch.float32 and (96 or 128))", KERNELS),
+    tests("probes", "even_loaded or same_bits or compiled_whole", KERNELS),  # of a tile's edges, order, operators
     tests("flex", "cuda", "tests/nn/test_flex.py"),
     tests("others", "cuda", *OTHERS),
 ]
