@@ -71,22 +71,24 @@ class Fused:
 
     @cached_property
     def bounds(self) -> Tensor:
-        return self._on_host().to(self.device)
+        return self._on_host().to(self.device, non_blocking=True)
 
     def take_over(self, other: "Fused") -> None:
         """From here on the spans of `other`, of the same shape, stand on the device, where a captured graph reads."""
-        fresh = other._on_host()
-        if self.bounds.is_cuda:  # from pinned memory, or the host would wait for the replay before to end
-            fresh = fresh.pin_memory()
-        self.bounds.copy_(fresh, non_blocking=True)
+        self.bounds.copy_(other._on_host(), non_blocking=True)
 
     def _on_host(self) -> Tensor:
-        return torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32))
+        return self._pinned(np.stack((self.lo, self.hi)).astype(np.int32))
+
+    def _pinned(self, spans: np.ndarray) -> Tensor:
+        # Sent from other memory, they would make the host wait for all that the device has still to do.
+        on_host = torch.from_numpy(spans)
+        return on_host.pin_memory() if self.device.type == "cuda" else on_host
 
     @cached_property
     def readers(self) -> list[Tensor]:
         return [
-            torch.from_numpy(transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device)
+            self._pinned(transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device, non_blocking=True)
             for s, n in enumerate(self.keys)
         ]
 
