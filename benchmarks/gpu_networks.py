@@ -96,7 +96,7 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
 
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 4, 4096, 50_302)
-    backends, reference = ("triton", "flex") if CUDA else ("tiled",), {}
+    backends, reference = options.backends if CUDA else ("tiled",), {}
     for name in options.networks or [*LONG, *(name for name in registered("network") if name not in LONG)]:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
@@ -259,6 +259,7 @@ def main() -> None:
     arguments.add_argument("parts", nargs="+", choices=PARTS)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--networks", nargs="+", help="of steps and decode; all that are registered")
+    arguments.add_argument("--backends", nargs="+", default=["triton", "flex"], help="of attention on CUDA, of steps")
     arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
