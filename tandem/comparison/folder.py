@@ -12,6 +12,7 @@ All but study.yaml is told by the runs alone: results.jsonl, table and report ar
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ class StudyFolder:
         for job in trials:
             if job.arm not in waiting and self.finished(job) and job.rate is not None:
                 tried = self.result(job).nats_per_token, job.rate
-                best[job.arm] = min(best.get(job.arm, tried), tried)
+                if math.isfinite(tried[0]):
+                    best[job.arm] = min(best.get(job.arm, tried), tried)
         return {arm: rate for arm, (_, rate) in best.items()}
 
     @property

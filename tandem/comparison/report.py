@@ -266,9 +266,10 @@ def _trials(summary: Summary) -> str:
     rows = [["arm", *map(short, rates), "spread"]]
     for arm in summary.study.arms:
         losses = summary.trial_losses(arm)
-        best = min(losses.values(), default=math.nan)
+        finite = [loss for loss in losses.values() if math.isfinite(loss)]
+        best = min(finite, default=math.nan)
         cells = [f"{fixed(losses[r])}{' ★' if losses[r] == best else ''}" if r in losses else NONE for r in rates]
-        spread = fixed(max(losses.values()) - best) if losses else NONE
+        spread = fixed(max(finite) - best) if finite else NONE
         rows.append([arm, *cells, spread])
     part = summary.study.keys.trial_share
     shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""

@@ -7,6 +7,7 @@ Shapes: D held-out documents.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +61,8 @@ class Result:
     end_nats: np.ndarray
     """(D,) nats of sentence ends, float64; 0 for a network that is not told of them."""
     curve: list[Point]
-    """By step, the end included; on the way over part of the documents (`evaluation.documents`)."""
+    """By step, the end included; on the way over part of the documents (`evaluation.documents`). What is not finite is
+    left out."""
     decoding: Decoding
     samples: list[tuple[str, str]]
     """(prompt, what followed)."""
@@ -125,7 +127,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         steps=told["step"],
         **{key: told[key] for key in ("tokens", "flops", "training_seconds", "evaluation_seconds", "parameters")},
         **by_document,
-        curve=curve,
+        curve=[point for point in curve if math.isfinite(point.nats_per_token)],
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         environment=json.loads(folder.environment.read_bytes()),

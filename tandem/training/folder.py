@@ -102,6 +102,7 @@ class RunFolder:
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The record so far, in order; of one `kind`, if given. A last line that is still being written is left out.
 
+        What JSON has no number for (JsonLines in training/sinks.py) is the number again.
         Raises: UserError naming file and line where the record is damaged.
         """
         return [record for _, record in self._lines() if kind in (None, record["kind"])]
@@ -120,7 +121,20 @@ class RunFolder:
                 record = json.loads(line)
             except ValueError:
                 raise UserError(f"{self.metrics}:{number}: not JSON; delete this line to use the others") from None
-            yield line, record
+            yield line, _restored(record, record.pop("not_finite", {}))
+
+
+def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> dict[str, Any]:
+    """A record with its numbers that are not finite, which `odd` has by their dotted keys."""
+    return {
+        key: _restored(value, odd, f"{name}.")
+        if isinstance(value, dict)
+        else float(odd[name])
+        if name in odd
+        else value
+        for key, value in record.items()
+        for name in [above + key]
+    }
 
 
 def lock(path: Path) -> TextIO | None:

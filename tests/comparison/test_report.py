@@ -1,6 +1,8 @@
 """What a study's page and table say: the verdict, all that was measured, nothing of the machine's paths."""
 
 import dataclasses
+import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -11,9 +13,10 @@ pytest.importorskip("scipy")
 
 from tandem.comparison.charts import log_ticks, ticks
 from tandem.comparison.report import table
-from tandem.comparison.results import Point
+from tandem.comparison.results import DOCUMENTS, Point, read_result
 from tandem.comparison.summary import Summary, spent_until
 from tandem.recipe import UserError
+from tandem.training.sinks import JsonLines
 
 VOID = {"meta", "link", "br"}
 
@@ -98,6 +101,35 @@ def test_missing_runs_are_named_and_hold_back_the_verdict(make_study, run, page)
     text = Page(html).text
     assert "memory <2x>, seed 3" in text and "sps, trial at 0.002" in text and "sps, trial at 0.001" not in text
     assert "8 of 9 runs" in text and "wins" not in text
+
+
+def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_study, run, page, tmp_path):
+    *sound, drawn = everything(run)
+    (tmp_path / "recipe.yaml").touch()
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for point in drawn.curve:
+        judged = {"step": point.step, "training_tokens": point.tokens, "training_flops": point.flops}
+        nats = math.nan if point.step > 100 else point.nats_per_token
+        lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, "nats_per_token": nats})
+    kept = ("tokens", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
+    told = {"step": drawn.steps, "decoding": dataclasses.asdict(drawn.decoding), **{k: getattr(drawn, k) for k in kept}}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    (tmp_path / "environment.json").write_text(json.dumps(drawn.environment))
+    names = ("documents", "document_tokens", "document_bytes", "end_nats")
+    np.savez(tmp_path / DOCUMENTS, nats=drawn.nats * math.nan, **{name: getattr(drawn, name) for name in names})
+    read = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
+    assert [point.step for point in read.curve] == [10, 20, 40, 80]
+    text = Page(page(make_study(), [*sound, read])).text
+    assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
+
+
+def test_a_trial_whose_likelihood_is_not_finite_is_not_the_best(make_study, run, page):
+    rates = [1e-3, 2e-3, 4e-3]
+    trials = [run("sps", 1000, rate, trial=True) for rate in rates]
+    trials[0] = dataclasses.replace(trials[0], nats=trials[0].nats * math.nan)
+    text = Page(page(make_study(rates=rates), [*everything(run), *trials])).text
+    best, spread = trials[1].nats_per_token, trials[2].nats_per_token - trials[1].nats_per_token
+    assert f"{best:.4f} ★" in text and f"{spread:.4f}" in text
 
 
 def test_warnings(make_study, run):

@@ -66,7 +66,8 @@ def test_floats_read_back_bit_for_bit(tmp_path):
 def test_what_is_not_finite_is_null_and_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
-    lines.write({"kind": "x", "step": 1, "norm": math.inf, "terms": {"nll": math.nan, "z": 1.5}, "low": -math.inf})
+    record = {"kind": "x", "step": 1, "norm": math.inf, "terms": {"nll": math.nan, "z": 1.5}, "low": -math.inf}
+    lines.write(record)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -79,6 +80,8 @@ def test_what_is_not_finite_is_null_and_named(tmp_path):
         "low": None,
         "not_finite": {"norm": "inf", "terms.nll": "nan", "low": "-inf"},
     }
+    (read,) = RunFolder(tmp_path).records()
+    assert repr(read) == repr(record)
 
 
 def test_a_killed_process_loses_at_most_the_line_it_is_writing(tmp_path):
