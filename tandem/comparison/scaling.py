@@ -69,7 +69,7 @@ class Line:
 
     def size(self, nats: float) -> float:
         """Where the line has this loss."""
-        return (nats / self.a) ** (-1 / self.b)
+        return _root(nats / self.a, -self.b)
 
     def multiplier(self, nats: float, x: float) -> float:
         """Of a method with this loss at x: the x at which this line has it, over its own."""
@@ -124,12 +124,18 @@ class Law:
     def tokens(self, nats: float, parameters: float) -> float:
         """Tokens after which a network of this size has this loss; inf where no number of them is enough."""
         left = nats - self.E - self.A * parameters**-self.alpha
-        return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
+        return _root(self.B / left, self.beta) if left > 0 else math.inf
 
     def size(self, nats: float, tokens: float) -> float:
         """Parameters with which a network has this loss after so many tokens; inf where no number is enough."""
         left = nats - self.E - self.B * tokens**-self.beta
-        return (self.A / left) ** (1 / self.alpha) if left > 0 else math.inf
+        return _root(self.A / left, self.alpha) if left > 0 else math.inf
+
+
+def _root(x: float, degree: float) -> float:
+    """x^(1 / degree); inf where it is beyond all floats, as for a line that is as good as flat."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return float(np.power(x, np.divide(1.0, degree)))
 
 
 class Interval(NamedTuple):

@@ -126,3 +126,12 @@ def test_the_frontier_holds_what_no_cheaper_run_beats():
 
 def test_an_interval_may_have_no_end():
     assert interval(2.0, [1.0, 2.0, math.inf]) == (2.0, 1.0, math.inf)
+
+
+def test_a_curve_that_is_as_good_as_flat_has_no_end():
+    flat = [Measured(1, x, x, 4.0) for x in (1e6, 2e6, 4e6)]
+    assert Line.along("tokens")(flat).multiplier(3.9, 1e6) == math.inf
+    assert Line("tokens", 4.0, 0.0).multiplier(3.9, 1e6) == math.inf and Line("tokens", 4.0, 0.0).size(4.1) == 0
+    law = Law(3.0, 1.0, 0.01, 1.0, 0.01)
+    nats = 3.0001 + 1e6**-0.01
+    assert law.tokens(nats, 1e6) == law.size(nats, 1e6) == math.inf
