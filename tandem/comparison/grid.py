@@ -28,7 +28,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, field_validator
-from rich.console import Console
 
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
@@ -38,6 +37,7 @@ from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
 from tandem.recipe.document import Node, Problems, read_overrides
 from tandem.recipe.options import read_options
+from tandem.training.display import say
 
 
 class GridKeys(Settings):
@@ -100,15 +100,15 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     return Grid(path.stem, cells, sizes)
 
 
-def compare(grid: Grid, path: Path, processes: int = 1, console: Console | None = None) -> None:
+def compare(grid: Grid, path: Path, processes: int = 1) -> None:
     """Does what the cells lack (`runner.compare`), cell by cell, then writes and shows the report of scaling.
 
     Raises: UserError; Failed after all else is done; StudyStopped.
     """
-    terminal, failed = console or Console(highlight=False), []
+    failed = []
     for name, study in grid.cells.items():
         try:
-            runner.compare(study, path / name, processes, console)
+            runner.compare(study, path / name, processes)
         except runner.Failed as error:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
@@ -118,8 +118,8 @@ def compare(grid: Grid, path: Path, processes: int = 1, console: Console | None 
             for name, study in grid.cells.items()
         ]
         page, text = write_scaling(first, found, path)
-        terminal.print(text, markup=False, soft_wrap=True)
-        terminal.print(f"{'report':<11} {page}", markup=False, soft_wrap=True)
+        say(text)
+        say(page, "report")
     if failed:
         raise runner.Failed("\n".join(failed))
 

@@ -29,7 +29,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     target = path(recipe)
     if target.exists():
         raise UserError(f"{target}: exists already; give the run another name with --run")
-    run = built(recipe, None, None, ALONE)  # what can be refused is refused before a folder is made
+    run = built(recipe, None, ALONE)  # what can be refused is refused before a folder is made
     run.network.start_from(network)
     with RunFolder.start(target, recipe.to_yaml()) as folder:
         saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)

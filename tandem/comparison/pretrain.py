@@ -7,14 +7,12 @@ goes on where it was interrupted, and on a finished run shows the result at once
 import io
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
@@ -27,7 +25,7 @@ from tandem.generation.generate import generate_text
 from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe
 from tandem.training import checkpoint
-from tandem.training.display import Told, clock, progress_bar, scaled, spikes_in_words
+from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
@@ -36,29 +34,23 @@ from tandem.training.plan import page
 from tandem.training.progress import Progress as RunProgress
 from tandem.training.run import Run
 
-Say = Callable[[str], object]
 
-
-def pretrain(recipe: Recipe, path: Path, console: Console | None = None, ranks: Ranks = ALONE) -> dict[str, Any] | None:
+def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
     """Trains `recipe` in the folder `path`, or goes on there, and judges it; returns the result, which is also there.
 
     Of several processes the first alone writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
-    terminal = console if console and ranks.is_first else Console(highlight=False, quiet=not ranks.is_first)
-
-    def say(text: str) -> None:
-        terminal.print(text, markup=False, soft_wrap=True)
-
+    TERMINAL.quiet = not ranks.is_first
     # What can be refused is refused before a folder is made.
-    run = None if ranks.first(path.exists) else built(recipe, None, terminal, ranks, fresh=True)
+    run = None if ranks.first(path.exists) else built(recipe, None, ranks, fresh=True)
     with ranks.together():
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
     with locked as folder:
         result_file = path / "result.json"
         if not ranks.first(result_file.exists):
-            run = go_on(folder, run or planned(folder, recipe, terminal, ranks))
-            result = _trained_and_judged(run, folder, say, terminal)
+            run = go_on(folder, run or planned(folder, recipe, ranks))
+            result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 if find_spec("matplotlib"):
                     plot_losses({path.name: folder.records()}, path / "loss.png")
@@ -71,40 +63,40 @@ def pretrain(recipe: Recipe, path: Path, console: Console | None = None, ranks: 
     return result
 
 
-def plan(recipe: Recipe, console: Console | None = None) -> str:
+def plan(recipe: Recipe) -> str:
     """What `pretrain` would do, cost and take, and where every value of the recipe comes from."""
-    run = Run(recipe, prepared(recipe, console))
+    run = Run(recipe, prepared(recipe))
     lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
     width = max(len(key) for key, _, _ in recipe.table())
     values = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in recipe.table()]
     return "\n".join([*lines, "", *values])
 
 
-def built(recipe: Recipe, steps: int | None, console: Console | None, ranks: Ranks, fresh: bool = False) -> Run:
+def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) -> Run:
     """The run at step 0; its corpus is prepared by one process of each machine, while the others wait for a lock."""
     with ranks.together():
-        corpus = prepared(recipe, console)
+        corpus = prepared(recipe)
     return Run(recipe, corpus, steps, ranks, fresh)
 
 
-def prepared(recipe: Recipe, console: Console | None = None) -> Corpus:
+def prepared(recipe: Recipe) -> Corpus:
     """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
-    with progress_bar("preparing text", DownloadColumn(), console) as progress:
+    with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
-    texts = text_stores(recipe, corpus, console)  # what cannot be read is told before anything is spent
+    texts = text_stores(recipe, corpus)  # what cannot be read is told before anything is spent
     if recipe.choice("network").reads_sentences:
         for store in (corpus.train, corpus.validation, *texts.values()):
-            with progress_bar("finding sentences", TaskProgressColumn(), console) as progress:
+            with progress_bar("finding sentences", TaskProgressColumn()) as progress:
                 sentences_of(store, progress)
     return corpus
 
 
-def planned(folder: RunFolder, recipe: Recipe, console: Console | None = None, ranks: Ranks = ALONE) -> Run:
+def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, as long as it was planned."""
     plan_file = folder.path / "plan.json"
     steps = ranks.first(lambda: json.loads(plan_file.read_text())["steps"] if plan_file.exists() else None)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
-    return built(recipe, steps, console, ranks, fresh)
+    return built(recipe, steps, ranks, fresh)
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:
@@ -115,7 +107,7 @@ def go_on(folder: RunFolder, run: Run) -> Run:
     return run
 
 
-def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console) -> dict[str, Any]:
+def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     recipe, step, ranks = run.recipe, run.progress.step, run.ranks
     plan_file = folder.path / "plan.json"
     if not ranks.first(plan_file.exists):
@@ -124,9 +116,9 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console
         ranks.first(lambda: replace_file(plan_file, json.dumps(made, indent=1).encode()))
     plan = ranks.first(lambda: json.loads(plan_file.read_text()))
     ranks.first(lambda: folder.truncate_metrics(step or None))
-    say(f"{'run':<11} {folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}")
+    say(f"{folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}", "run")
     for title, text in plan["page"].items():
-        say(f"{title:<11} {text}")
+        say(text, title)
     keep = recipe.checkpoint
 
     def save() -> None:
@@ -139,14 +131,14 @@ def _trained_and_judged(run: Run, folder: RunFolder, say: Say, terminal: Console
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
         if judged is None:
-            with progress_bar("scoring held-out text", TaskProgressColumn(), terminal) as progress:
+            with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
                 found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress)
             # First the file, for the record says that it is done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
             ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
         texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
         if texts["texts"].keys() != recipe.evaluation.texts.keys():
-            texts = {"kind": "texts", "step": run.steps, **judge_texts(run, terminal)}
+            texts = {"kind": "texts", "step": run.steps, **judge_texts(run)}
             words = f"\n{'':<12}".join(in_words(text, name) for name, text in texts["texts"].items())
             ranks.first(lambda: log.write(texts, words))
     network = run.whole_network()
@@ -242,12 +234,12 @@ def decoding(run: Run) -> Decoding:
     return measured
 
 
-def judge_texts(run: Run, console: Console | None) -> dict[str, Any]:
+def judge_texts(run: Run) -> dict[str, Any]:
     """Likelihood of the recipe's evaluation texts, as a record."""
-    stores, found = text_stores(run.recipe, run.corpus, console), {}
+    stores, found = text_stores(run.recipe, run.corpus), {}
     began = time.perf_counter()
     for name, store in stores.items():
-        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found[name] = as_record(scored(run, store, progress=progress), run.recipe)
     return {"texts": found, "seconds": time.perf_counter() - began}
 

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from rich.console import Console
 from rich.live import Live
 
 import tandem
@@ -27,7 +26,7 @@ from tandem.comparison.folder import StudyFolder
 from tandem.comparison.report import table
 from tandem.comparison.study import Job, Study
 from tandem.recipe import UserError
-from tandem.training.display import clock
+from tandem.training.display import TERMINAL, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
 from tandem.training.health import NotFinite, Stopped, StopRequest
 
@@ -49,29 +48,29 @@ class StudyStopped(Stopped):
         self.args = (f"stopped with {finished} of {runs} runs finished",)
 
 
-def compare(study: Study, path: Path, processes: int = 1, console: Console | None = None) -> None:
+def compare(study: Study, path: Path, processes: int = 1) -> None:
     """Does what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
 
     Raises: UserError where the folder holds another study; Failed, after all else is done; StudyStopped.
     """
-    folder, terminal = StudyFolder(study, path), console or Console(highlight=False)
+    folder = StudyFolder(study, path)
     folder.open()
-    if elsewhere := _work(folder, processes, terminal):
+    if elsewhere := _work(folder, processes):
         names = ", ".join(job.name for job in elsewhere)
-        _say(terminal, "elsewhere", f"{names}: in training by other commands; the last one writes the report")
+        say(f"{names}: in training by other commands; the last one writes the report", "elsewhere")
         return
     page = folder.write()
-    terminal.print(table(study, folder.results()), markup=False, soft_wrap=True)
-    _say(terminal, "report", page)
+    say(table(study, folder.results()))
+    say(page, "report")
     if missing := folder.missing():
         raise Failed("\n".join([*missing, "the report is without these; the same command tries them again"]))
 
 
-def _work(folder: StudyFolder, processes: int, terminal: Console) -> list[Job]:
+def _work(folder: StudyFolder, processes: int) -> list[Job]:
     """Trains until nothing is left to train here; returns the runs that other commands are training."""
     began = worked = time.time()
     running: list[Training] = []
-    with StopRequest() as stop, Progress(folder, processes, terminal) as progress:
+    with StopRequest() as stop, Progress(folder, processes) as progress:
         try:
             while True:
                 for training in [t for t in running if t.process.poll() is not None]:
@@ -173,10 +172,10 @@ def _end_with_parent() -> None:
 class Progress:
     """Which runs are at work, how many are finished, and how long the rest will take."""
 
-    def __init__(self, folder: StudyFolder, processes: int, terminal: Console):
-        self.folder, self.processes, self.terminal = folder, processes, terminal
-        watched = processes > 1 and terminal.is_terminal
-        self.live = Live(console=terminal, auto_refresh=False, transient=True) if watched else None
+    def __init__(self, folder: StudyFolder, processes: int):
+        self.folder, self.processes = folder, processes
+        watched = processes > 1 and TERMINAL.is_terminal
+        self.live = Live(console=TERMINAL, auto_refresh=False, transient=True) if watched else None
         self.shown_at = time.monotonic()
 
     def __enter__(self) -> "Progress":
@@ -188,7 +187,7 @@ class Progress:
 
     def say_start(self, job: Job, running: int) -> None:
         number = self.folder.done + running + 1
-        _say(self.terminal, "study", f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}")
+        say(f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}", "study")
 
     def show(self, running: list[Job]) -> None:
         """One process shows itself; of several, a line each stands and changes, or is printed now and then."""
@@ -208,12 +207,8 @@ class Progress:
             self.live.start()
             self.live.update("\n".join(lines), refresh=True)
         else:
-            _say(self.terminal, "study", "; ".join(" ".join(line.split()) for line in lines))
+            say("; ".join(" ".join(line.split()) for line in lines), "study")
 
     def _time_left(self, begun: dict[Job, float]) -> str:
         left = self.folder.seconds_left(begun)
         return f", about {clock(left / self.processes)} left" if left and left > 0 else ""
-
-
-def _say(terminal: Console, title: str, text: Any) -> None:
-    terminal.print(f"{title:<11} {text}", markup=False, soft_wrap=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
@@ -24,21 +23,14 @@ from tandem.corpus.tokenizer import content_hash
 from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts
 from tandem.recipe import require
-from tandem.training.display import progress_bar
+from tandem.training.display import TERMINAL, progress_bar, say
 from tandem.training.folder import environment, replace_file
 from tandem.training.run import Run
 
 Record = dict[str, Any]
 
 
-def judge_tasks(
-    run: Run,
-    folder: Path,
-    files: Sequence[TaskFile | Texts],
-    limit: int | None,
-    rows: int | None,
-    console: Console | None = None,
-) -> None:
+def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit: int | None, rows: int | None) -> None:
     """Asks a run's network what task files say, shows what it reached and keeps it in `folder`, task by task.
 
     Args:
@@ -52,27 +44,24 @@ def judge_tasks(
     shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
     for file in files:
         if isinstance(file, Texts):
-            found = _text_records(run, file, limit, console)
+            found = _text_records(run, file, limit)
         else:
-            found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows, console)
+            found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
         for record, items in found:
             _keep(folder / record["task"].replace(":", "-"), shared | record, items)
             for metric, reached in record["metrics"].items():
                 error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
                 table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
-    terminal = console or Console(highlight=False)
-    terminal.print(table)
-    terminal.print(f"kept in {folder}", markup=False, soft_wrap=True)
+    TERMINAL.print(table)
+    say(f"kept in {folder}")
 
 
-def _task_records(
-    run: Run, file: TaskFile, limit: int | None, rows: int, console: Console | None
-) -> Iterator[tuple[Record, list[Record]]]:
+def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Iterator[tuple[Record, list[Record]]]:
     """What the harness found, and about each item."""
     from tandem.evaluation.harness import REQUEST_ORDER, RESAMPLES, Harness, run_tasks
 
     network, tokenizer = run.whole_network().eval(), run.corpus.tokenizer
-    with progress_bar(f"asking {file.name}", TaskProgressColumn(), console) as progress:
+    with progress_bar(f"asking {file.name}", TaskProgressColumn()) as progress:
         results = run_tasks(Harness(network, tokenizer, rows=rows, told=progress), [file], limit)
     settings = {"rows": rows, "context": network.context, "request_order": REQUEST_ORDER, "resamples": RESAMPLES}
     for result in results:
@@ -89,13 +78,11 @@ def _task_records(
         )
 
 
-def _text_records(
-    run: Run, file: Texts, limit: int | None, console: Console | None
-) -> Iterator[tuple[Record, list[Record]]]:
+def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
     """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it."""
-    stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.", console)
+    stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.")
     for name, store in stores.items():
-        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found = scored(run, store, limit, progress=progress)
         metrics = {
             "nats per token": (found.nll, found.nll_error),

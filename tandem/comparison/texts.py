@@ -8,7 +8,6 @@ They are read with the run's tokenizer into stores of their own, once, beside th
 
 from collections.abc import Iterable, Mapping
 
-from rich.console import Console
 from rich.progress import DownloadColumn
 
 from tandem.corpus import Corpus, Store, prepare_texts
@@ -18,14 +17,12 @@ from tandem.training.display import Told, progress_bar
 from tandem.training.run import Run
 
 
-def text_stores(recipe: Recipe, corpus: Corpus, console: Console | None = None) -> dict[str, Store]:
+def text_stores(recipe: Recipe, corpus: Corpus) -> dict[str, Store]:
     """The recipe's evaluation.texts by name, prepared where they are not yet."""
-    return prepared_texts(recipe, corpus, recipe.evaluation.texts, "evaluation.texts.", console)
+    return prepared_texts(recipe, corpus, recipe.evaluation.texts, "evaluation.texts.")
 
 
-def given_stores(
-    recipe: Recipe, corpus: Corpus, given: Iterable[str], console: Console | None = None
-) -> dict[str, Store]:
+def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[str, Store]:
     """Texts given as NAME=PATH; several of one name are one text. Raises: UserError for anything else."""
     texts: dict[str, list[str]] = {}
     for word in given:
@@ -37,15 +34,15 @@ def given_stores(
                 f"--texts {word}: the run has a text {name} already, which is scored too; take another name"
             )
         texts.setdefault(name, []).append(path)
-    return prepared_texts(recipe, corpus, texts, "--texts ", console)
+    return prepared_texts(recipe, corpus, texts, "--texts ")
 
 
 def prepared_texts(
-    recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str, console: Console | None
+    recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str
 ) -> dict[str, Store]:
     stores = {}
     for name, paths in texts.items():
-        with progress_bar(f"preparing {name}", DownloadColumn(), console) as progress:
+        with progress_bar(f"preparing {name}", DownloadColumn()) as progress:
             stores[name] = prepare_texts(recipe.corpus, prefix + name, paths, corpus.tokenizer, progress)
     return stores
 

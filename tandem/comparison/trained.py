@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
@@ -26,7 +25,7 @@ from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered, require
 from tandem.training import checkpoint
-from tandem.training.display import progress_bar
+from tandem.training.display import TERMINAL, progress_bar, say
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.run import Run
 
@@ -56,41 +55,26 @@ def open_model(path: Path, unfinished: bool = False) -> tuple[Network, Tokenizer
     return run.network, run.corpus.tokenizer
 
 
-def evaluate(
-    path: Path,
-    documents: int | None,
-    given: Sequence[str] = (),
-    console: Console | None = None,
-    unfinished: bool = False,
-) -> str:
+def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False) -> str:
     """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
     run = open_trained(path, unfinished)
-    stores = text_stores(run.recipe, run.corpus, console) | given_stores(run.recipe, run.corpus, given, console)
+    stores = text_stores(run.recipe, run.corpus) | given_stores(run.recipe, run.corpus, given)
     found = {}
     for name, store in {"held-out text": run.corpus.validation, **stores}.items():
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
-        with progress_bar(f"scoring {name}", TaskProgressColumn(), console) as progress:
+        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found[name] = scored(run, store, documents, split, progress)
     words = "\n".join(in_words(as_record(likelihood, run.recipe), name) for name, likelihood in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 
-def run_tasks(
-    path: Path,
-    names: str,
-    limit: int | None,
-    rows: int | None,
-    console: Console | None = None,
-    unfinished: bool = False,
-) -> None:
+def run_tasks(path: Path, names: str, limit: int | None, rows: int | None, unfinished: bool = False) -> None:
     """Asks the run in `path` tasks by their names (comparison/tasks.py) and keeps what it reached in `tasks/`."""
     files = read_tasks(names)  # a mistake in a name is told before anything is opened
-    judge_tasks(open_trained(path, unfinished), path / "tasks", files, limit, rows, console)
+    judge_tasks(open_trained(path, unfinished), path / "tasks", files, limit, rows)
 
 
-def probe(
-    path: Path, name: str, overrides: Sequence[str] = (), console: Console | None = None, unfinished: bool = False
-) -> None:
+def probe(path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool = False) -> None:
     """Runs a probe (evaluation/probe.py) on the run in `path`, shows what it found and keeps it in `probes/`.
 
     Raises: UserError where no probe has this name, or an option is wrong.
@@ -100,7 +84,7 @@ def probe(
         known = f"probes: {', '.join(probes)}" if probes else "none is registered"
         raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
     config = configure("probe", name, overrides)
-    run, terminal = open_trained(path, unfinished), console or Console(highlight=False)
+    run = open_trained(path, unfinished)
     with torch.no_grad():
         found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
     folder = path / "probes"
@@ -111,13 +95,13 @@ def probe(
         table = Table(*rows[0], title=title)
         for row in rows:
             table.add_row(*map(str, row.values()))
-        terminal.print(table)
+        TERMINAL.print(table)
     told = {key: value for key, value in record.items() if not isinstance(value, (list, dict))}  # the file has all
     for key, value in told.items():
-        terminal.print(f"{key:<{max(11, *map(len, told))}} {value}", markup=False, soft_wrap=True)
+        say(f"{key:<{max(11, *map(len, told))}} {value}")
     for title, draw in found.plots.items():
         draw(folder / f"{name}-{title}.png")
-    terminal.print(f"{'kept in':<11} {folder}", markup=False, soft_wrap=True)
+    say(folder, "kept in")
 
 
 def continue_texts(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich import get_console
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -25,13 +24,21 @@ Told = Callable[[int, int | None], None]
 SHOWN = 4
 """Terms of a step on its line, beside the loss; the record has them all."""
 
+TERMINAL = Console(highlight=False, markup=False, emoji=False)
+"""Where everything is shown, as it is: a text may spell :smile: or [b]. Quiet in all but the first process of a run."""
+
+
+def say(text: object, title: str = "") -> None:
+    """A line of its own, or more; rich would cut what is no terminal at 80 columns."""
+    TERMINAL.print(f"{title:<11} {text}" if title else text, soft_wrap=True)
+
 
 class Display:
-    """A sink for records (training/observers.py) that prints to `console`, by default standard output."""
+    """A sink for records (training/observers.py) that prints to `console`, by default TERMINAL."""
 
     def __init__(self, console: Console | None = None, pause: float = 10.0, now: Callable[[], float] = time.monotonic):
         """`pause`: seconds between lines where there is no terminal; `now`: a clock in seconds."""
-        self.console = console or Console(highlight=False)
+        self.console = console or TERMINAL
         watched = self.console.is_terminal and not self.console.is_dumb_terminal
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if watched else None
         self.pause = 0.1 if watched else pause
@@ -73,18 +80,17 @@ class Display:
         self.live.update(rows, refresh=True)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)  # rich would cut what is no terminal at 80 columns
+        self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, count: ProgressColumn, console: Console | None = None) -> Iterator[Told]:
+def progress_bar(title: str, count: ProgressColumn, console: Console = TERMINAL) -> Iterator[Told]:
     """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
-    terminal = console or get_console()
-    if not terminal.is_terminal:  # a Progress leaves an empty line there
+    if not console.is_terminal:  # a Progress leaves an empty line there
         yield lambda done, total: None
         return
     columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
-    with Progress(*columns, console=terminal, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
         def show(done: int, total: int | None) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn
 
 from tandem.recipe import UserError
-from tandem.training.display import Display, Smoothed, clock, progress_bar, scaled, short
+from tandem.training.display import Display, Smoothed, clock, progress_bar, say, scaled, short
 from tandem.training.folder import RunFolder
 from tandem.training.observers import CLOCK_KEYS, Log, Step
 from tandem.training.sinks import JsonLines
@@ -215,11 +215,13 @@ def test_the_last_step_is_shown_before_what_is_said_of_it(terminal):
     assert "likelihood  3.287 nats/token" in likelihood
 
 
-def test_other_records_show_their_text_and_nothing_else():
+def test_other_records_show_their_text_and_nothing_else(capsys):
     display, out = plain()
+    text = "a [bold] word :smile: at 3:100:4 " + 30 * "long "
     display.write({"kind": "sample", "step": 1, "text": "unsaid"})
-    display.write({"kind": "sample", "step": 1}, "a [bold] word " + 30 * "long ")
-    assert out.getvalue() == "sample      a [bold] word " + 30 * "long " + "\n"
+    display.write({"kind": "sample", "step": 1}, text)
+    say(text, "sample")
+    assert out.getvalue() == capsys.readouterr().out == f"sample      {text}\n"
 
 
 def test_on_a_terminal_a_bar_stands_below_what_is_printed_and_a_line_remains():
