@@ -24,7 +24,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     name = next(name for name, cls in registered("network").items() if cls is type(network))
     options = {"name": name, **network.config.model_dump(mode="json")}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
-    tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()))}", "corpus.vocabulary=null"]
+    tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()), ensure_ascii=False)}", "corpus.vocabulary=null"]
     recipe = load(reference, [*given, *tokenizer, *overrides])
     target = path(recipe)
     if target.exists():

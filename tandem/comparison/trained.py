@@ -180,7 +180,9 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
         raise UserError(f"{path}: no network wraps {recipe.values['network']['name']}, so it can not be converted")
     options = recipe.values["network"] | {"name": wrapping[0]}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
-    return load(str(RunFolder.open(path).recipe), [*given, f"start.run={path}", *overrides])
+    return load(
+        str(RunFolder.open(path).recipe), [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
+    )
 
 
 def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:

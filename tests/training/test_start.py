@@ -45,6 +45,12 @@ def test_a_conversion_starts_where_the_other_run_ended(plain):
     assert not run.optimiser.state_dict()["state"]
 
 
+def test_a_run_is_converted_whatever_its_name(plain, tmp_path):
+    for name in ("mine #2", "\N{CAT FACE}"):
+        (tmp_path / name).symlink_to(plain)
+        assert converted(tmp_path / name, []).start.run == tmp_path / name
+
+
 def test_a_converted_run_trains_and_outlives_the_other(plain, tmp_path):
     source = shutil.copytree(plain, tmp_path / "plain")
     done = tandem("convert", source, "budget=3 steps", "--run", "new", "--runs", tmp_path)
