@@ -13,6 +13,7 @@ All but study.yaml is told by the runs alone: results.jsonl, table and report ar
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tandem.comparison.pretrain import prepared
 from tandem.comparison.report import write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
-from tandem.corpus.prepare import locked
+from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.training.display import clock, scaled
 from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
@@ -103,8 +104,8 @@ class StudyFolder:
 
     @property
     def done(self) -> int:
-        """Runs that are finished."""
-        return sum(map(self.finished, self.jobs()))
+        """Runs from which nothing more is to come."""
+        return sum(map(self.settled, self.jobs()))
 
     def newest_step(self, job: Job) -> dict[str, Any] | None:
         """The newest step on the record of a run."""
@@ -122,7 +123,8 @@ class StudyFolder:
         if not known:
             return None
         mean = {arm: sum(times or known) / len(times or known) for arm, times in took.items()}
-        left = sum(mean[arm] * (self._size_of_an_arm - len(times)) for arm, times in took.items())
+        settled = Counter(job.arm for job in self.jobs() if self.settled(job))
+        left = sum(seconds * (self._size_of_an_arm - settled[arm]) for arm, seconds in mean.items())
         return left - sum(mean[job.arm] * share for job, share in begun.items())
 
     def jobs(self) -> list[Job]:
@@ -134,9 +136,9 @@ class StudyFolder:
 
     def write(self) -> Path:
         """Writes what is finished in all forms; returns the path of the report."""
-        results = self.results()
-        lines = (json.dumps(result.as_numbers()) + "\n" for result in results)
         with self._alone():
+            results = self.results()  # under the lock, or an older report could replace a newer one
+            lines = (json.dumps(result.as_numbers()) + "\n" for result in results)
             replace_file(self.path / "results.jsonl", "".join(lines).encode())
             return write_report(self.study, results, self.path)
 

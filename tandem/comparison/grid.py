@@ -33,6 +33,7 @@ from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.scaling_report import Cell, write_scaling
 from tandem.comparison.study import Study, read_layers, study_of
+from tandem.corpus.store import locked
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
 from tandem.recipe.document import Node, Problems, read_overrides
@@ -113,11 +114,12 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
         first = next(iter(grid.cells.values()))
-        found = [
-            Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results())
-            for name, study in grid.cells.items()
-        ]
-        page, text = write_scaling(first, found, path)
+        with locked(path / ".lock"):  # the last of several commands to come here knows most
+            found = [
+                Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results())
+                for name, study in grid.cells.items()
+            ]
+            page, text = write_scaling(first, found, path)
         say(text)
         say(page, "report")
     if failed:

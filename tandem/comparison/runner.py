@@ -68,8 +68,9 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
 
 def _work(folder: StudyFolder, processes: int) -> list[Job]:
     """Trains until nothing is left to train here; returns the runs that other commands are training."""
-    began = worked = time.time()
+    began, worked = time.time(), time.monotonic()
     running: list[Training] = []
+    tried: set[Job] = set()
     with StopRequest() as stop, Progress(folder, processes) as progress:
         try:
             while True:
@@ -79,15 +80,16 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                 if stop.signal_number is not None:
                     raise StudyStopped(folder.done, folder.size, stop.signal_number)
                 elsewhere: list[Job] = []
-                for job in _left(folder, began, [training.job for training in running]):
+                for job in _left(folder, began, tried):
                     if len(running) == processes:
                         break
                     if claimed := _claim(folder, job):
+                        tried.add(job)
                         progress.say_start(job, len(running))
                         running.append(Training(folder, job, claimed, processes))
                     else:
                         elsewhere.append(job)
-                now = time.time()
+                now = time.monotonic()
                 worked = now if running or any(job.trial for job in elsewhere) else worked
                 if not running and (not elsewhere or now - worked > GRACE):
                     return elsewhere
@@ -100,9 +102,9 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                 training.process.wait()
 
 
-def _left(folder: StudyFolder, began: float, here: list[Job]) -> list[Job]:
-    """Runs that are not finished, not at work `here`, and have not failed since this command began."""
-    errors = {job: folder.error(job) for job in folder.jobs() if not folder.settled(job) and job not in here}
+def _left(folder: StudyFolder, began: float, tried: set[Job]) -> list[Job]:
+    """Runs that are not finished, were not `tried` here, and have not failed elsewhere since this command `began`."""
+    errors = {job: folder.error(job) for job in folder.jobs() if not folder.settled(job) and job not in tried}
     return [job for job, error in errors.items() if error is None or error["time"] < began]
 
 

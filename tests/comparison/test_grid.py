@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 pytest.importorskip("scipy")
 
 from tandem.cli import main
-from tandem.comparison.grid import load_grid, rows_by_rule
+from tandem.comparison.grid import compare, load_grid, rows_by_rule
 from tandem.comparison.scaling import Law, Measured
 from tandem.comparison.scaling_report import Cell, Scaling, write_scaling
 from tandem.recipe import UserError
+from tandem.training.folder import lock
 
 GRID = (
     STUDY.replace("budget: 30 steps\n", "")
@@ -40,6 +41,16 @@ def test_a_cell_is_the_study_with_its_size_and_budget_on_top(tmp_path, small_cor
     assert (deep.width, wide.width, wide.depth) == (32, 32, 1)
     assert (other_deep.width, other_wide.width, other_wide.depth) == (32, 64, 2)
     assert small.recipe(small.runs(dict.fromkeys(small.layers))[0]).batch.rows == 3
+
+
+def test_commands_that_end_together_write_the_report_in_turn(tmp_path, small_corpus, monkeypatch):
+    def write_alone(study, cells, path):
+        assert lock(path / ".lock") is None
+        return path, "written"
+
+    monkeypatch.setattr("tandem.comparison.grid.write_scaling", write_alone)
+    monkeypatch.setattr("tandem.comparison.runner.compare", lambda *_: None)
+    compare(load_grid(str(write(tmp_path, small_corpus, GRID))), tmp_path)
 
 
 def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):

@@ -14,6 +14,7 @@ from tiny import STUDY, read, write
 from typer.testing import CliRunner
 
 from tandem.cli import main
+from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.training.observers import CLOCK_KEYS
 
@@ -154,8 +155,13 @@ def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, sma
     end("deep-lr0.008", code=3)
     end("wide-lr0.008", code=2)
     assert folder.chosen() == {"deep": 4e-3}  # wide waits: its trial may succeed when it is made again
+    assert (folder.done, folder.size) == (5, 8)  # nothing more is to come from the trial that diverged
     assert [job.name for job in folder.jobs() if not job.trial] == ["deep-lr0.004-seed1"]
     assert folder.missing() == [
         "wide-lr0.008: no",
         "wide: no learning rate is chosen, for not all of its trials are finished",
     ]
+    left = [job.name for job in runner._left(folder, 1.0, set())]
+    assert left == ["wide-lr0.008", "deep-lr0.004-seed1"]  # it failed before this command began
+    tried = {job for job in folder.jobs() if job.name == left[0]}
+    assert [job.name for job in runner._left(folder, 1.0, tried)] == left[1:]  # or began here, in a clock set back
