@@ -89,6 +89,16 @@ def test_bad_texts(tmp_path, content, words):
     assert not list((tmp_path / "corpora").glob("*/train"))
 
 
+def test_no_held_out_document_for_one_half(tmp_path):
+    (tmp_path / "one.txt").write_text("The only held-out text.")
+    (tmp_path / "more.txt").write_text("Some text to train on. " * 50)
+    given = [f"corpus.{key}={tmp_path / name}" for key, name in {"texts": "more.txt", "validation": "one.txt"}.items()]
+    given += [f"corpus.folder={tmp_path}", "corpus.tokenizer=bytes", "evaluation.split=tuning"]
+    done = tandem("train", "decoder/tiny", "--runs", tmp_path / "runs", *SMALL, *given)
+    refused(done, "1 documents, of which one half is for tuning (evaluation.split): none is left to score")
+    assert not (tmp_path / "runs").exists()
+
+
 def damage_tokens(store: Path):
     data = (store / "tokens.bin").read_bytes()
     (store / "tokens.bin").write_bytes(data[: len(data) // 2])

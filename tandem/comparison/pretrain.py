@@ -19,7 +19,7 @@ from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, prepare, sentences_of
-from tandem.evaluation.likelihood import Likelihood
+from tandem.evaluation.likelihood import Likelihood, documents_to_score
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.generation.speed import Decoding, measure_decoding
@@ -83,7 +83,8 @@ def prepared(recipe: Recipe) -> Corpus:
     """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
     with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
-    texts = text_stores(recipe, corpus)  # what cannot be read is told before anything is spent
+    texts = text_stores(recipe, corpus)  # what cannot be read or scored is told before anything is spent
+    documents_to_score(corpus.validation, None, recipe.evaluation.split)
     if recipe.choice("network").reads_sentences:
         for store in (corpus.train, corpus.validation, *texts.values()):
             with progress_bar("finding sentences", TaskProgressColumn()) as progress:

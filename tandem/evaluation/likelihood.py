@@ -34,7 +34,7 @@ from pydantic import Field
 
 from tandem.corpus import SUBSET, Store, rows_of, shuffled, suffix_windows
 from tandem.networks.network import Network
-from tandem.recipe import Recipe, Settings, register
+from tandem.recipe import Recipe, Settings, UserError, register
 
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
 """Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
@@ -139,6 +139,17 @@ def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
     return math.sqrt(n / (n - 1) * (rest**2).sum()) / float(below.sum()) if n > 1 else math.nan
 
 
+def documents_to_score(store: Store, documents: int | None, split: str) -> np.ndarray:
+    """(D,) their numbers, by what `likelihood` says of its arguments. Raises: UserError where there is none."""
+    order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
+    order = np.sort(order) if documents is None else order[:documents]
+    order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
+    if not len(order):
+        half = "" if split == "all" else f", of which one half is for {split} (evaluation.split)"
+        raise UserError(f"{store.folder}: {len(store):,} documents{half}: none is left to score; hold out more text")
+    return order
+
+
 def likelihood(
     network: Network,
     store: Store,
@@ -163,9 +174,7 @@ def likelihood(
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
-    order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
-    order = np.sort(order) if documents is None else order[:documents]
-    order = order[store.lengths[order] > 1][share[0] :: share[1]]  # a document that is its end alone has no token 2
+    order = documents_to_score(store, documents, split)[share[0] :: share[1]]
     size, place = np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
     nats, ends, firsts, lasts = np.zeros((4, len(order)))
     place[order] = np.arange(len(order))
