@@ -148,6 +148,20 @@ def test_a_damaged_checkpoint(run):
     assert contents(run) == before
 
 
+def test_a_text_that_has_changed(tmp_path):
+    (tmp_path / "one.txt").write_text("Some text to train on. " * 50)
+    (tmp_path / "held.txt").write_text("The only held-out text.")
+    given = [f"corpus.texts={tmp_path / 'one.txt'}", f"corpus.validation={tmp_path / 'held.txt'}"]
+    given += [f"corpus.folder={tmp_path}", "corpus.vocabulary=300"]
+    assert tandem("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *SMALL, *given).exit_code == 0
+    before = contents(tmp_path / "mine")
+    (tmp_path / "one.txt").touch()  # prepared anew, and the same
+    assert tandem("evaluate", tmp_path / "mine").exit_code == 0
+    (tmp_path / "one.txt").write_text("Words that nobody has read before. " * 50)
+    refused(tandem("evaluate", tmp_path / "mine"), "its text", "has changed since it was trained", "one.txt")
+    assert contents(tmp_path / "mine") == before
+
+
 def test_a_damaged_record(run, small_corpus):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join([lines[0][:9] + "\n", *lines[1:]]))

@@ -2,6 +2,7 @@
 
     runs/sps-7f3c91/
         recipe.yaml          the resolved recipe, every default written out
+        plan.json            what it was planned to do, and fingerprints of its text (comparison/pretrain.py)
         environment.json     one entry for every process that trained here: versions, commit, machine, command
         metrics.jsonl        the record, one JSON object a line; each has a `kind` and the `step` it was made after
         checkpoints/         training/checkpoint.py
