@@ -193,9 +193,6 @@ class Evaluations:
             _, judged = judge(self.run, step.step, self.config.documents)
             self.log.write(judged, noted(self.run.note, in_words(judged)))
 
-    def close(self) -> None:
-        pass
-
 
 class Samples:
     """A few lines of text, on the way."""
@@ -208,9 +205,6 @@ class Samples:
         for prompt, text in samples(self.run):
             words = noted(self.run.note, prompt + text)
             self.log.write({"kind": "sample", "step": step.step, "prompt": prompt, "text": text}, words)
-
-    def close(self) -> None:
-        pass
 
 
 def judge(

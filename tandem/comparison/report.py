@@ -32,7 +32,7 @@ from tandem.comparison.table import (
     tabulate,
 )
 from tandem.training.display import clock, scaled, short
-from tandem.training.folder import replace_file
+from tandem.training.folder import leaves, replace_file
 
 TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -310,21 +310,13 @@ def _compared(summary: Summary) -> str:
 def _shared(runs: Iterable[Result]) -> dict[str, str]:
     """Settings that are equal in all runs, from their recipes as far as they lie there."""
     files = [file for run in runs if (file := run.folder / "recipe.yaml").is_file()]
-    flat = [dict(_flat(yaml.safe_load(file.read_text("utf-8")))) for file in files]
+    flat = [dict(leaves(yaml.safe_load(file.read_text("utf-8")))) for file in files]
     own = ("seed", "corpus.texts", "corpus.folder")
     return {
         key: _value(value)
         for key, value in (flat[0] if flat else {}).items()
         if key not in own and not key.startswith(("log.", "checkpoint.")) and all(f.get(key) == value for f in flat)
     }
-
-
-def _flat(tree: Any, above: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for key, inner in tree.items():
-            yield from _flat(inner, f"{above}.{key}".lstrip("."))
-    else:
-        yield above, tree
 
 
 def _environments(summary: Summary) -> str:

@@ -20,7 +20,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -211,7 +211,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _require_same_recipe(path: Path, there: str, asked: str) -> None:
-    held, wanted = _flat(there), _flat(asked)
+    # Every scalar is read as text: both texts come from one writer, so equal values look equal.
+    held, wanted = (dict(leaves(yaml.load(text, yaml.BaseLoader))) for text in (there, asked))
     different = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(MAY_DIFFER)]
     if different:
         lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
@@ -220,16 +221,10 @@ def _require_same_recipe(path: Path, there: str, asked: str) -> None:
         )
 
 
-def _flat(text: str) -> dict[str, Any]:
-    """Dotted key -> value as it is written: both texts come from one writer, so equal values look equal."""
-    flat: dict[str, Any] = {}
-
-    def walk(above: str, node: Any) -> None:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                walk(f"{above}.{key}" if above else key, value)
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a record or a recipe that is not a mapping itself."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{key}.")
         else:
-            flat[above] = node
-
-    walk("", yaml.load(text, yaml.BaseLoader))  # reads every scalar as text
-    return flat
+            yield f"{above}{key}", value

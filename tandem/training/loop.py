@@ -70,7 +70,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
             run.enter(step)
             began = time.perf_counter()
             taken = take_step(run, step, stop.signal_number)
-            _finish(run.device.value)
+            finish(run.device.value)
             seconds = time.perf_counter() - began
             run.progress.step, run.progress.seconds = step + 1, run.progress.seconds + seconds
             last = step + 1 == run.steps
@@ -112,6 +112,7 @@ def _added(parts) -> dict:
     return total
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Waits until the device has done what it was told, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tandem.nn.init import HIDDEN, roles, width_ratio
 from tandem.recipe import UserError, register
 from tandem.training.optimiser import AdamW, groups
+from tandem.training.parallel import cut_like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic in `orthogonalised`: the steepest at zero that keep singular values within 0.7 to 1.2 (Jordan)."""
@@ -87,10 +88,9 @@ class MuonAdamW(torch.optim.AdamW):
         state["step"] += 1
         mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
-        whole = _whole(update)
-        moved = [_scaled(part, group["iterations"]) for part in whole.split(group["parts"], dim=-2)]
+        moved = [_scaled(part, group["iterations"]) for part in whole(update).split(group["parts"], dim=-2)]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(_cut(torch.cat(moved, dim=-2), parameter), alpha=-group["lr"])
+        parameter.add_(cut_like(torch.cat(moved, dim=-2), parameter), alpha=-group["lr"])
 
 
 def orthogonalised(matrix_AN: Tensor, iterations: int = 5) -> Tensor:
@@ -126,21 +126,3 @@ def _matrices(network: nn.Module) -> list[tuple[Tensor, tuple[int, ...]]]:
             if role.get(full) in HIDDEN and parameter.ndim > 1:  # a tied parameter has one of its names
                 found.append((parameter, getattr(module, "parts", (parameter.shape[-2],))))
     return found
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded over processes."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[attr-defined]
-
-
-def _cut(whole: Tensor, like: Tensor) -> Tensor:
-    """`whole`, which every process has, sharded as `like` is."""
-    if not hasattr(like, "full_tensor"):
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(like, DTensor)
-    mesh = like.device_mesh
-    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(
-        placements=like.placements
-    )

@@ -56,8 +56,6 @@ class Observer(Protocol):
 
     def after_step(self, step: Step) -> None: ...
 
-    def close(self) -> None: ...
-
 
 @register("log")
 class Log:

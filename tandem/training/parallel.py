@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem.networks.network import Network
@@ -201,8 +201,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor, cut over the processes as another one is; as it is where that one is whole."""
-    return distribute_tensor(value, tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else value
+    """A tensor that every process has whole, cut over them as another one is; as it is where that one is whole."""
+    if not isinstance(tensor, DTensor):
+        return value
+    mesh = tensor.device_mesh
+    everywhere = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=tensor.placements)
 
 
 def require_divisible(rows: int, micro_batches: int, ranks: Ranks) -> None:

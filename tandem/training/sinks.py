@@ -8,12 +8,12 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.recipe import UserError, require
-from tandem.training.folder import RunFolder, replace_file
+from tandem.training.folder import RunFolder, leaves, replace_file
 
 Record = dict[str, Any]
 
@@ -64,9 +64,8 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, record: Record, text: str = "") -> None:
-        for key, value in leaves(record):
-            if isinstance(value, int | float) and key != "step":
-                self.writer.add_scalar(f"{record['kind']}/{key.replace('.', '/')}", value, record["step"])
+        for key, value in _numbers(record).items():
+            self.writer.add_scalar(key, value, record["step"])
 
     def close(self) -> None:
         self.writer.close()
@@ -107,13 +106,8 @@ class WandB:
         kind, step = record["kind"], record["step"]
         if self.run is None or step <= self.before.get(kind, -1):
             return
-        numbers = {
-            f"{kind}/{key.replace('.', '/')}": value
-            for key, value in leaves(record)
-            if isinstance(value, int | float) and key != "step"
-        }
         self.sent[kind] = step
-        self._try(lambda: self.run.log({"step": step, **numbers}))
+        self._try(lambda: self.run.log({"step": step, **_numbers(record)}))
         self._try(lambda: replace_file(self.sent_file, json.dumps(self.sent).encode()))
 
     def close(self) -> None:
@@ -128,13 +122,10 @@ class WandB:
             print(f"Weights & Biases: {error}; nothing more is sent there. The record is whole.", file=sys.stderr)
 
 
-def leaves(record: Record, above: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in a record that is not a mapping itself."""
-    for key, value in record.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _numbers(record: Record) -> dict[str, int | float]:
+    """Every number of a record by `kind/key`, but for its step."""
+    numbers = ((key, value) for key, value in leaves(record) if isinstance(value, int | float) and key != "step")
+    return {f"{record['kind']}/{key.replace('.', '/')}": value for key, value in numbers}
 
 
 def _finite(record: Record) -> Record:

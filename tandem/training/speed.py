@@ -4,10 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandem.training.health import peak_memory
-from tandem.training.loop import take_step
+from tandem.training.loop import finish, take_step
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -37,8 +35,7 @@ def measure(scratch: "Run", steps: int = 3) -> Speed:
     for step in range(1, steps + 1):
         began = time.perf_counter()
         take_step(scratch, step)
-        if scratch.device.value.type == "cuda":
-            torch.cuda.synchronize()
+        finish(scratch.device.value)
         taken.append(time.perf_counter() - began)
     memory = peak_memory(scratch.device.value)
     step_seconds, start_seconds, memory = scratch.ranks.largest(sorted(taken)[len(taken) // 2], start_seconds, memory)

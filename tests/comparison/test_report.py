@@ -105,7 +105,7 @@ def test_missing_runs_are_named_and_hold_back_the_verdict(make_study, run, page)
 
 def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_study, run, page, tmp_path):
     *sound, drawn = everything(run)
-    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "recipe.yaml").write_text("seed: 3\n")
     lines = JsonLines(tmp_path / "metrics.jsonl")
     for point in drawn.curve:
         judged = {"step": point.step, "training_tokens": point.tokens, "training_flops": point.flops}

@@ -101,9 +101,6 @@ def test_observers_are_called_when_due_and_after_the_last_step(make_run):
         def after_step(self, step):
             self.seen.append((step.step, step.tokens))
 
-        def close(self):
-            pass
-
     run, saved = make_run(budget="10 steps"), []
     watchers = [Watcher(4), Watcher(1)]
     train(run, watchers, lambda: saved.append(run.progress.step), save_every=3)
