@@ -12,10 +12,8 @@ One thread reads, two encode in turn (the tokenizers library spreads each batch 
 their order. Cost: encoding time; memory is a few batches, whatever the size of the corpus.
 """
 
-import contextlib
 import json
 import re
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,7 @@ from pydantic import Field, field_validator, model_validator
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.sentences import Segmentation
 from tandem.corpus.sources import Source, check_names, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter, locked
+from tandem.corpus.store import FORMAT, Store, StoreWriter, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.recipe import Settings, UserError, register
 
@@ -123,10 +121,11 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     decisive: list[Any] = [FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary]
     decisive += [shares, [part.number for part in parts]] if shares else []
     folder = _folder(config, parts, decisive)
-    with _unprepared(folder, parts) as is_new:
-        if is_new:
+    with unmade(folder) as partial:
+        if partial:
+            _check(parts)
             tokenizer = tokenizer or Tokenizer.train(_sample(parts, shares, progress), config.vocabulary or 0)
-            write(folder, parts, shares, tokenizer, progress)
+            write(partial, parts, shares, tokenizer, progress)
     return Corpus(*_opened(folder, SIDES, config.sentences))
 
 
@@ -144,9 +143,10 @@ def prepare_texts(
     """
     parts = [Part(source, 1.0, 0) for source in find_sources(key, texts, config.field)]
     folder = _folder(config, parts, [FORMAT, [part.source.identity for part in parts], tokenizer.hash])
-    with _unprepared(folder, parts) as is_new:
-        if is_new:
-            write(folder, parts, {}, tokenizer, progress, ("validation",), key)
+    with unmade(folder) as partial:
+        if partial:
+            _check(parts)
+            write(partial, parts, {}, tokenizer, progress, ("validation",), key)
     return _opened(folder, ("validation",), config.sentences)[0]
 
 
@@ -156,18 +156,10 @@ def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Pa
     return Path(config.folder) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
 
 
-@contextlib.contextmanager
-def _unprepared(folder: Path, parts: list[Part]) -> Iterator[bool]:
-    """Whether `folder` has still to be written, under the lock if so; then its sources can be read."""
-    if folder.exists():
-        yield False
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        is_new = not folder.exists()
-        for part in parts if is_new else []:
-            part.source.check()
-        yield is_new
+def _check(parts: list[Part]) -> None:
+    """What will keep texts from being read is told before any of them is."""
+    for part in parts:
+        part.source.check()
 
 
 def _opened(folder: Path, sides: Sequence[str], sentences: Segmentation | None) -> list[Store]:
@@ -186,41 +178,32 @@ def write(
     sides: Sequence[str] = SIDES,
     key: str = "corpus",
 ) -> None:
-    """Writes the stores of `sides` beside `folder`, then gives them its name. The caller holds the lock.
-
-    `key`: what a message calls these texts.
-    """
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
+    """Writes the stores of `sides` into `folder`; `key`: what a message calls these texts."""
     by_side = {side: [p for p in parts if (p.held_out < 1 if side == "train" else p.held_out > 0)] for side in sides}
-    try:
-        writers = {
-            side: StoreWriter(partial / side, tokenizer, shares if all(p.held_out < 1 for p in by_side[side]) else {})
-            for side in sides
-        }
-        total, found = _size(parts), set()
-        for documents, done, (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts))):
-            side, numbers = documents[0].side, [document.number for document in documents]
-            given = [
-                document.sentences and token_starts(document.sentences, size)
-                for document, size in zip(documents, sizes, strict=True)
-            ]
-            writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
-            found.update((side, number) for number in numbers)
-            progress(done, total)
-        for side, writer in writers.items():
-            if not writer.documents:
-                raise UserError(
-                    f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
-                    "give more documents, another share, or other texts as corpus.validation"
-                )
-            writer.close([part.source.name for part in by_side[side]])
-        for number, name in enumerate(shares):
-            if ("train", number) not in found:
-                raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    writers = {
+        side: StoreWriter(folder / side, tokenizer, shares if all(p.held_out < 1 for p in by_side[side]) else {})
+        for side in sides
+    }
+    total, found = _size(parts), set()
+    for documents, done, (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts))):
+        side, numbers = documents[0].side, [document.number for document in documents]
+        given = [
+            document.sentences and token_starts(document.sentences, size)
+            for document, size in zip(documents, sizes, strict=True)
+        ]
+        writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
+        found.update((side, number) for number in numbers)
+        progress(done, total)
+    for side, writer in writers.items():
+        if not writer.documents:
+            raise UserError(
+                f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
+                "give more documents, another share, or other texts as corpus.validation"
+            )
+        writer.close([part.source.name for part in by_side[side]])
+    for number, name in enumerate(shares):
+        if ("train", number) not in found:
+            raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
 
 
 def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:

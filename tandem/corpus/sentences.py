@@ -26,7 +26,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +37,7 @@ from pydantic import Field, model_validator
 
 from tandem.corpus.boundaries import aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
-from tandem.corpus.store import Store, locked
+from tandem.corpus.store import Store, unmade
 from tandem.corpus.tokenizer import content_hash
 from tandem.recipe import Settings, UserError
 
@@ -138,11 +137,9 @@ def segment(
         options["weights"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     key = json.dumps([FORMAT, options, version, store.manifest.tokenizer]).encode()
     folder = store.folder / "sentences" / f"{config.splitter}-{content_hash(key)[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if not folder.exists():
-                _write(folder, store, config, version, progress)
+    with unmade(folder) as partial:
+        if partial:
+            _write(partial, store, config, version, progress)
     return Sentences(store, folder)
 
 
@@ -154,37 +151,31 @@ def sentences_of(store: Store, progress: Callable[[int, int], object] = lambda d
 
 
 def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:
-    """Makes a segmentation beside its place, then gives it its name. The caller holds the lock."""
+    """Makes a segmentation in a new folder."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
         raise UserError("corpus.sentences: this tokenizer changes the text, so sentences can not be found again in its "
                         "tokens; take a byte-level one, or splitter every")  # fmt: skip
     if config.splitter == "given" and not len(store.given):
         raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    folder.mkdir()
     counts, sentences, done = Counter(), 0, 0
-    try:
-        with (partial / "starts.bin").open("wb") as file:
-            for first, last, lengths, counted in _segmented(store, config):
-                begin, end = store.offsets[[first, last]]
-                assert lengths.sum() == end - begin, "sentences tile the documents"
-                (begin + np.cumsum(lengths) - lengths).tofile(file)
-                counts += counted
-                sentences, done = sentences + len(lengths), done + int(end - begin)
-                progress(done, len(store.tokens))
-        manifest = Manifest(
-            format=FORMAT,
-            segmentation=config.model_dump(),
-            version=version,
-            tokenizer=store.manifest.tokenizer,
-            sentences=sentences,
-            counts=dict(counts),
-        )
-        (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with (folder / "starts.bin").open("wb") as file:
+        for first, last, lengths, counted in _segmented(store, config):
+            begin, end = store.offsets[[first, last]]
+            assert lengths.sum() == end - begin, "sentences tile the documents"
+            (begin + np.cumsum(lengths) - lengths).tofile(file)
+            counts += counted
+            sentences, done = sentences + len(lengths), done + int(end - begin)
+            progress(done, len(store.tokens))
+    manifest = Manifest(
+        format=FORMAT,
+        segmentation=config.model_dump(),
+        version=version,
+        tokenizer=store.manifest.tokenizer,
+        sentences=sentences,
+        counts=dict(counts),
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
 
 
 class _Document(NamedTuple):

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,26 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def unmade(folder: Path) -> Iterator[Path | None]:
+    """Where to write what `folder` will be, which gets its name when the block ends; None where it is there already.
+
+    One process writes, under a lock, and the others wait. Of what was interrupted nothing is left.
+    """
+    if folder.exists():
+        yield None
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if folder.exists():
+            yield None
+            return
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
+        try:
+            yield partial
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
