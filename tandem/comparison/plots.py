@@ -4,46 +4,46 @@ The curve is the run's record (training/observers.py): records of kind "step" ag
 they are and thick smoothed, and records of kind "likelihood", the ruler on held-out text, as points.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tandem.recipe import UserError, require
+from tandem.recipe import require
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def plot_losses(records_by_name: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draws the loss of every run against tokens of text, as a PNG at `path`.
-
-    Raises: UserError where matplotlib is missing, or a run has recorded no step.
-    """
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    ticker = require("matplotlib.ticker", "plots")
-    axes = figure.subplots()
-    for index, (name, records) in enumerate(records_by_name.items()):
-        steps = [record for record in records if record["kind"] == "step"]
-        if not steps:
-            raise UserError(f"{name}: no step on record, so there is no loss to draw")
-        tokens = [record["tokens"] for record in steps]
-        losses = np.array([next(iter(record["terms"].values())) for record in steps], dtype=float)
-        colour = f"C{index}"
-        axes.plot(tokens, losses, colour, linewidth=0.6, alpha=0.3)
-        axes.plot(tokens, smoothed(losses), colour, linewidth=1.6, label=f"{name}, training")
-        points = [record for record in records if record["kind"] == "likelihood"]
-        if points:
+def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws the loss of a run against tokens of text, as a PNG at `path`."""
+    steps = [record for record in records if record["kind"] == "step"]
+    judged = [record for record in records if record["kind"] == "likelihood"]
+    tokens = [record["tokens"] for record in steps]
+    losses = np.array([next(iter(record["terms"].values())) for record in steps], dtype=float)
+    with picture(path) as axes:
+        axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
+        axes.plot(tokens, smoothed(losses), "C0", linewidth=1.6, label=f"{name}, training")
+        if judged:
             numbers = [0, *(record["step"] for record in steps)]
-            at = np.interp([record["step"] for record in points], numbers, [0, *tokens])
-            nats = [record["nats_per_token"] for record in points]
-            axes.plot(at, nats, "o", color=colour, markeredgecolor="white", markersize=6, label=f"{name}, held out")
-    axes.set_xlabel("tokens of text trained on")
-    axes.set_ylabel("loss (nats per token)")
-    axes.xaxis.set_major_formatter(ticker.EngFormatter())
+            at = np.interp([record["step"] for record in judged], numbers, [0, *tokens])
+            nats = [record["nats_per_token"] for record in judged]
+            axes.plot(at, nats, "o", color="C0", markeredgecolor="white", markersize=6, label=f"{name}, held out")
+        axes.set_xlabel("tokens of text trained on")
+        axes.set_ylabel("loss (nats per token)")
+        axes.xaxis.set_major_formatter(require("matplotlib.ticker", "plots").EngFormatter())
+        axes.legend(frameon=False)
+
+
+@contextlib.contextmanager
+def picture(path: Path) -> Iterator[Any]:
+    """The axes of a picture that is written as a PNG at the end. Raises: UserError where matplotlib is missing."""
+    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    yield axes
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
     figure.savefig(path, format="png")
 
 

@@ -53,7 +53,7 @@ def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any]
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 if find_spec("matplotlib"):
-                    plot_losses({path.name: folder.records()}, path / "loss.png")
+                    plot_losses(path.name, folder.records(), path / "loss.png")
                 replace_file(result_file, json.dumps(result, indent=1).encode())
         if not ranks.is_first:
             return None

@@ -12,6 +12,7 @@ import torch
 from rich.progress import TaskProgressColumn
 from rich.table import Table
 
+from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.tasks import judge_tasks
@@ -23,7 +24,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered, require
+from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, progress_bar, say
 from tandem.training.folder import RunFolder, replace_file
@@ -152,18 +153,13 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     analysis = cls(config)
     if not takes_recipe:
         analysis.folder = RunFolder.open(path)
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    measured = analysis.measure(run)
-    options_used = config.model_dump(mode="json")
-    record = {"analysis": name, "network": network, "step": run.progress.step, "options": options_used, **measured}
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
-    analysis.draw(record, axes)
-    axes.set_title(f"{path.name}, step {run.progress.step:,}")
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(folder / f"{name}.png", format="png")
+    with picture(folder / f"{name}.png") as axes:
+        used = {"network": network, "step": run.progress.step, "options": config.model_dump(mode="json")}
+        record = {"analysis": name, **used, **analysis.measure(run)}
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
+        analysis.draw(record, axes)
+        axes.set_title(f"{path.name}, step {run.progress.step:,}")
     said = [f"{key:<20} {value}" for key, value in record.items() if isinstance(value, str | int | float)]
     return "\n".join([*said, f"{'record':<20} {folder / name}.json", f"{'picture':<20} {folder / name}.png"])
 
@@ -173,16 +169,15 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 
     Raises: UserError where no network does.
     """
-    recipe = load(str(RunFolder.open(path).recipe))
+    own = str(RunFolder.open(path).recipe)
+    recipe = load(own)
     plain = recipe.choice("network")
     wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]
     if not wrapping:
         raise UserError(f"{path}: no network wraps {recipe.values['network']['name']}, so it can not be converted")
     options = recipe.values["network"] | {"name": wrapping[0]}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
-    return load(
-        str(RunFolder.open(path).recipe), [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
-    )
+    return load(own, [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides])
 
 
 def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:
