@@ -32,7 +32,7 @@ from pydantic import Field, field_validator
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.scaling_report import Cell, write_scaling
-from tandem.comparison.study import Study, read_layers, study_of
+from tandem.comparison.study import Study, hollow, read_layers, study_of
 from tandem.corpus.store import locked
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
@@ -75,7 +75,7 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     if not grids:
         return Grid(path.stem, {"": study_of(path, files, [asked], problems)}, {})
     grid = functools.reduce(lambda base, top: top.over(base), grids)
-    keys = read_options(GridKeys, "grid", "grid", _hollow(grid), problems)
+    keys = read_options(GridKeys, "grid", "grid", hollow(grid, {"sizes": 1}), problems)
     problems.raise_any()
     assert isinstance(keys, GridKeys)
     on_tops: dict[str, Node] = grid.value["sizes"].value
@@ -151,14 +151,3 @@ def _rows(study: Study) -> int:
     role = roles(network)
     parameters = sum(p.numel() for name, p in network.named_parameters() if role[name] in HIDDEN)
     return rows_by_rule(parameters, study.budget.amount, recipe.batch.context)
-
-
-def _hollow(grid: Node) -> Node:
-    """Without what lies on top of the studies: that is read with each of them."""
-    sizes = grid.at("sizes")
-    if sizes is None or not isinstance(sizes.value, dict):
-        return grid
-    empty = {
-        name: Node({}, node.origin) if isinstance(node.value, dict) else node for name, node in sizes.value.items()
-    }
-    return Node({**grid.value, "sizes": Node(empty, sizes.origin)}, grid.origin)

@@ -207,7 +207,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
     """The study that the trees of its files make with those above. Raises: UserError with a line for each problem."""
     tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
     tree = Node(tree.value, files[-1].origin)
-    keys = read_options(Keys, "", "a study", _without_recipes(tree), problems)
+    keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems)
     if isinstance(keys, Keys):
         for place, reason in _contradictions(keys, tree):
             problems.add(_at(tree, place).origin, f"{'.'.join(place)}{reason}")
@@ -331,16 +331,17 @@ def _unfolded(tree: Node) -> Node:
     return Node(values, tree.origin)
 
 
-def _without_recipes(tree: Node) -> Node:
-    """The study's own keys: the parts of recipes in it are read with the recipe of each arm."""
+def hollow(tree: Node, depths: Mapping[str, int]) -> Node:
+    """Without the parts of recipes that lie so deep under these keys: they are read with the recipe of each arm."""
 
-    def hollow(node: Node, depth: int) -> Node:
+    def cut(node: Node, depth: int) -> Node:
         if not isinstance(node.value, dict):
             return node
-        return Node({key: hollow(inner, depth - 1) for key, inner in node.value.items()} if depth else {}, node.origin)
+        return Node({key: cut(inner, depth - 1) for key, inner in node.value.items()} if depth else {}, node.origin)
 
-    depths = {"overrides": 0, "arms": 1}
-    return Node({k: hollow(node, depths[k]) if k in depths else node for k, node in tree.value.items()}, tree.origin)
+    if not isinstance(tree.value, dict):
+        return tree
+    return Node({k: cut(node, depths[k]) if k in depths else node for k, node in tree.value.items()}, tree.origin)
 
 
 def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:

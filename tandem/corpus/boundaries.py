@@ -18,6 +18,12 @@ _IS_SPACE = np.array([chr(point).isspace() for point in range(0x3002)])
 """By code point; the last entry stands for all above, of which none is white space."""
 
 
+def characters(text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of each character its code point (n,), and at which byte of UTF-8 it begins (n + 1,), the end included."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return points, np.cumsum(np.r_[0, 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)])
+
+
 def token_starts(pieces: Sequence[str], sizes: np.ndarray) -> np.ndarray:
     """The tokens at which sentences start, (S,) int64, the first one 0.
 
@@ -30,12 +36,10 @@ def token_starts(pieces: Sequence[str], sizes: np.ndarray) -> np.ndarray:
 
 def aligned(pieces: Sequence[str], sizes: np.ndarray) -> tuple[np.ndarray, int]:
     """`token_starts`, and how many tokens hold text of two sentences."""
-    points = np.frombuffer("".join(pieces).encode("utf-32-le"), np.uint32)
+    points, begins = characters("".join(pieces))
     piece = np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
-    begins = np.cumsum(1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000))
-    begins = np.concatenate([[0], begins[:-1]])  # of each character, in bytes
     visible = np.flatnonzero(~_IS_SPACE[np.minimum(points, len(_IS_SPACE) - 1)])
-    ends = np.cumsum(sizes, dtype=np.int64)
+    begins, ends = begins[:-1], np.cumsum(sizes, dtype=np.int64)
     # The first and the last visible character of which a token holds a byte.
     first = np.searchsorted(visible, np.searchsorted(begins, ends - sizes, side="right") - 1)
     last = np.searchsorted(visible, np.searchsorted(begins, ends) - 1, side="right") - 1

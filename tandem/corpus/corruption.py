@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tandem.corpus.prefixes import drawing
+from tandem.corpus.partition import drawing
 from tandem.corpus.views import IGNORE, Batch, PackedRows, equal_part
 
 Sampler = Literal["exact", "poisson"]

@@ -51,6 +51,11 @@ class PartitionConfig(Settings):
         return {}
 
 
+def drawing(*key: int) -> np.random.Generator:
+    """A generator that the key decides."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
 def draw_splits(generator: np.random.Generator, places: range, most: int) -> np.ndarray:
     """Where blocks begin but the first, sorted: 2 to 7 of `places`, at most `most`, without repetition."""
     count = min(int(generator.integers(FEWEST, MOST + 1)), most, len(places))
@@ -65,7 +70,7 @@ def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int 
     blocks = starts.clone()
     for b in range(B):
         if config.scope == "row":
-            splits = draw_splits(_generator(key, 0 if config.shared else row + b), _places(2, T - 1, config.align), T)
+            splits = draw_splits(drawing(key, 0 if config.shared else row + b), _places(2, T - 1, config.align), T)
         else:
             drawn = [_splits(config, key, row + b, start, end) for start, end in documents(starts[b])]
             splits = np.concatenate([np.empty(0, np.int64), *drawn])
@@ -109,7 +114,7 @@ def _fixed(config: PartitionConfig, starts: Tensor) -> Tensor:
 def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int) -> np.ndarray:
     """Of one document, at start < place < end."""
     places = _places(start + 1, end, config.align)
-    splits = draw_splits(_generator(key, other, start), places, end - start - 2)
+    splits = draw_splits(drawing(key, other, start), places, end - start - 2)
     latest = _places(start + (config.min_context or end), end, config.align)
     if latest and not (splits[:1] <= latest[0]).any():
         splits = np.r_[latest[0], splits[1:]]
@@ -118,10 +123,6 @@ def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int)
 
 def _places(first: int, end: int, align: int) -> range:
     return range(-(-first // align) * align, end, align)
-
-
-def _generator(*key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def _begins(splits: np.ndarray, starts_T: Tensor) -> Tensor:

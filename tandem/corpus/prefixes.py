@@ -20,17 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.corpus.partition import drawing
 from tandem.corpus.store import Store
 from tandem.corpus.views import IGNORE, Batch, PackedRows, Window, equal_part
 
 Scope = Literal["document", "row"]
 TRAINED, SCORED = 1, 2
 """Keys of break points: those of a run, and those that are the same in every score."""
-
-
-def drawing(*key: int) -> np.random.Generator:
-    """A generator that the key decides."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def break_points(generator: np.random.Generator, most: int | np.ndarray) -> np.ndarray:

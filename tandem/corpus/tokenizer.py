@@ -25,6 +25,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tandem.corpus.boundaries import characters
 from tandem.recipe import UserError
 
 DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -213,7 +214,5 @@ def _bytes_by_offset(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
     """Each token owns the text from the end of those before it to its own end; the last one owns the rest."""
     ends = np.array([end for _, end in offsets], np.int64)
     ends[-1:] = len(text)
-    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
-    bytes_before = np.concatenate([[0], np.cumsum(widths)])
-    return np.diff(bytes_before[np.maximum.accumulate(ends)], prepend=0)
+    _, begins = characters(text)
+    return np.diff(begins[np.maximum.accumulate(ends)], prepend=0)

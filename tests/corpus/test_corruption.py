@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tandem.corpus.corruption import CorruptedRows, Corruption, corrupt, first_sentinel, start_of_generation
-from tandem.corpus.prefixes import drawing
+from tandem.corpus.partition import drawing
 from tandem.corpus.views import IGNORE
 from tandem.testing.cases import EOS, VOCABULARY, document, packed
 
