@@ -5,6 +5,7 @@ prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line br
 -                    standard input: as prompts.txt, or as prompts.jsonl where JSON lines are wanted back
 """
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ def read_prompts(name: str, as_json: bool) -> list[str]:
         raise UserError(f"--file {name}: {error.strerror}") from error
     where = "standard input" if name == "-" else name
     are_records = as_json if name == "-" else name.endswith(".jsonl")
+    data = data.removeprefix(codecs.BOM_UTF8)
     lines = [(f"{where}:{number}", line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"), 1)]
     prompts = [_prompt(line, place, are_records) for place, line in lines if line.strip()]
     if not prompts:

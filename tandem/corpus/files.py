@@ -124,7 +124,7 @@ class File:
     def _text_of(self, line: bytes, number: int) -> Text:
         where = f"{self.path}:{number}"
         try:
-            record = json.loads(line.decode())
+            record = json.loads(line.decode("utf-8-sig"))  # an editor may have marked the file in its first bytes
         except ValueError as error:
             raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
         if not isinstance(record, dict) or self.field not in record:

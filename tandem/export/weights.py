@@ -27,7 +27,7 @@ from tandem.recipe import UserError, registered
 
 
 def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
-    """Writes the three files; `recipe` is the resolved one, kept for the record."""
+    """Writes all files; `recipe` is the resolved one, kept for the record."""
     save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
     tokenizer.to_file(folder / TOKENIZER)
     hugging_face.write(network, tokenizer, folder)

@@ -8,6 +8,7 @@
         checkpoints/         training/checkpoint.py
         tensorboard/         the same record once more, where log.tensorboard asks for it
         wandb/ wandb.json    what log.wandb leaves here, and how far it has come
+        result.json, ...     what it reached (comparison/pretrain.py)
         .lock                held by the process that trains here; the system lets go of it when that process dies
 
 A run that was interrupted leaves a record that may be ahead of its last checkpoint, and a last line that may be cut.

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.cli import main
-from tandem.comparison.prompts import print_records, print_texts
+from tandem.comparison.prompts import print_records, print_texts, read_prompts
 from tandem.generation.generate import Piece
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
@@ -111,3 +111,10 @@ def test_prompts_and_a_file_together_are_refused(trained, tmp_path):
     assert done.exit_code == 2 and "give the one or the others" in done.stderr
     done = tandem("generate", trained, "--file", "-", given=b"")
     assert done.exit_code == 2 and "standard input: holds no prompt" in done.stderr
+
+
+def test_the_mark_of_an_editor_is_no_part_of_a_prompt(tmp_path):
+    (tmp_path / "prompts.txt").write_bytes(b"\xef\xbb\xbfOnce\r\n\r\nTwice\r\n")
+    (tmp_path / "prompts.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "Once"}\r\n{"prompt": "Twice"}')
+    for name in ("prompts.txt", "prompts.jsonl"):
+        assert read_prompts(str(tmp_path / name), as_json=False) == ["Once", "Twice"]

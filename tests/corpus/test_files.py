@@ -27,6 +27,7 @@ def write_parquet(path, texts=TEXTS, **more):
 
 WRITERS = {
     "x.jsonl": lambda path: path.write_bytes(LINES),
+    "marked.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n")),
     "x.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES)),
     "x.jsonl.zst": lambda path: path.write_bytes(zstd(LINES)),
     "two-frames.jsonl.zst": lambda path: path.write_bytes(zstd(LINES[:70_000]) + zstd(LINES[70_000:])),
