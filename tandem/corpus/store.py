@@ -224,19 +224,24 @@ def unmade(folder: Path) -> Iterator[Path | None]:
     """Where to write what `folder` will be, which gets its name when the block ends; None where it is there already.
 
     One process writes, under a lock, and the others wait. Of what was interrupted nothing is left.
+    Raises: UserError where the disk is full, or something can not be read or written.
     """
     if folder.exists():
         yield None
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if folder.exists():
-            yield None
-            return
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
-        try:
-            yield partial
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            if folder.exists():
+                yield None
+                return
+            shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
+            try:
+                yield partial
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        cure = "where the disk is full, make room; then start the same command again"
+        raise UserError(f"{folder}: not made ({error}); {cure}") from error

@@ -127,6 +127,20 @@ def test_an_interrupted_preparation_leaves_nothing(config, tmp_path, monkeypatch
     assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
 
 
+def test_a_disk_that_is_full_or_can_not_be_written_is_told(config, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/.*: not made \("):
+        prepare(config(folder=str(tmp_path / "file")))
+
+    def refuse(*arguments):
+        raise OSError("2098571 requested and 153600 written")  # numpy's words for a full disk
+
+    monkeypatch.setattr(prepare_module.StoreWriter, "append", refuse)
+    with pytest.raises(UserError, match=r"not made .2098571 requested.* make room"):
+        prepare(config())
+    assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
+
+
 def test_what_a_killed_preparation_left_is_removed(config, tmp_path):
     folder = prepare(config()).train.folder.parent
     folder.rename(folder.with_name(folder.name + ".partial"))
