@@ -158,7 +158,7 @@ def test_a_text_that_has_changed(tmp_path):
     (tmp_path / "one.txt").touch()  # prepared anew, and the same
     assert tandem("evaluate", tmp_path / "mine").exit_code == 0
     (tmp_path / "one.txt").write_text("Words that nobody has read before. " * 50)
-    refused(tandem("evaluate", tmp_path / "mine"), "its text", "has changed since it was trained", "one.txt")
+    refused(tandem("evaluate", tmp_path / "mine"), "mine: was trained on other tokens", "have changed")
     assert contents(tmp_path / "mine") == before
 
 

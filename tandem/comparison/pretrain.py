@@ -23,7 +23,7 @@ from tandem.evaluation.likelihood import Likelihood, documents_to_score
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.generation.speed import Decoding, measure_decoding
-from tandem.recipe import Recipe, UserError
+from tandem.recipe import Recipe
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
@@ -94,22 +94,12 @@ def prepared(recipe: Recipe) -> Corpus:
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, as long as it was planned. Raises: UserError where its text has changed."""
-    plan_file = folder.path / "plan.json"
-    plan = ranks.first(lambda: json.loads(plan_file.read_text()) if plan_file.exists() else {})
+    steps = ranks.first(lambda: json.loads(folder.plan.read_text())["steps"] if folder.plan.exists() else None)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
-    run = built(recipe, plan.get("steps"), ranks, fresh)
+    run = built(recipe, steps, ranks, fresh)
     with ranks.together():
-        if plan.get("corpus", fingerprints(run)) != fingerprints(run):
-            raise UserError(
-                f"{folder.path}: its text, or the tokenizer trained on it, has changed since it was trained: "
-                f"{recipe.corpus.texts} gives other tokens now. Bring the text back, or begin another run"
-            )
+        folder.require_text(run.corpus.fingerprints)
     return run
-
-
-def fingerprints(run: Run) -> list[str]:
-    """Of the text that is trained on, and of that which is held out."""
-    return [run.corpus.train.fingerprint, run.corpus.validation.fingerprint]
 
 
 def go_on(folder: RunFolder, run: Run) -> Run:
@@ -122,13 +112,12 @@ def go_on(folder: RunFolder, run: Run) -> Run:
 
 def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     recipe, step, ranks = run.recipe, run.progress.step, run.ranks
-    plan_file = folder.path / "plan.json"
-    if not ranks.first(plan_file.exists):
+    if not ranks.first(folder.plan.exists):
         speed = run.speed or run.measure()
         seconds = speed.seconds(run.flops(run.steps))
-        made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": fingerprints(run)}
-        ranks.first(lambda: replace_file(plan_file, json.dumps(made, indent=1).encode()))
-    plan = ranks.first(lambda: json.loads(plan_file.read_text()))
+        made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
+        ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
+    plan = ranks.first(lambda: json.loads(folder.plan.read_text()))
     ranks.first(lambda: folder.truncate_metrics(step or None))
     say(f"{folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}", "run")
     for title, text in plan["page"].items():

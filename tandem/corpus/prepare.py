@@ -74,6 +74,10 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         return self.train.tokenizer
 
+    @property
+    def fingerprints(self) -> list[str]:
+        return [self.train.fingerprint, self.validation.fingerprint]
+
     class Config(Settings):
         """The text of a run: where it comes from and how it becomes tokens."""
 

@@ -45,6 +45,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.recipe = path / "recipe.yaml"
+        self.plan = path / "plan.json"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
@@ -89,6 +90,15 @@ class RunFolder:
             folder.close()
             raise
         return folder
+
+    def require_text(self, fingerprints: list[str]) -> None:
+        """Raises: UserError where this run was planned with another text than that of these stores."""
+        plan = json.loads(self.plan.read_bytes()) if self.plan.exists() else {}
+        if plan.get("corpus", fingerprints) != fingerprints:
+            raise UserError(
+                f"{self.path}: was trained on other tokens than its texts give now: these, or the tokenizer trained on "
+                "them, have changed. Bring them back, or begin another run"
+            )
 
     def close(self) -> None:
         """Lets go of the lock."""

@@ -68,7 +68,7 @@ class Run:
             self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
             self.network = self._drawn()
             if fresh:
-                start(self.network, recipe)
+                start(self.network, recipe, corpus)
             self.objective = recipe.choice("objective")(recipe.objective)
             self.rows = self.network.view(corpus.train, recipe.seed, batch.rows, batch.context)
             self.precision = choose_precision(recipe.training, self.device.value)

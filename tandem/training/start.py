@@ -8,6 +8,7 @@ starts new. The other run has to have been trained on the same corpus: its token
 
 from pathlib import Path
 
+from tandem.corpus import Corpus
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, load, register
 from tandem.training import checkpoint
@@ -23,7 +24,7 @@ class Start:
         """Folder of a run, whose last checkpoint is taken; null: weights are drawn."""
 
 
-def start(network: Network, recipe: Recipe) -> None:
+def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     """Puts the weights that `recipe` starts from into `network`, which is as it was drawn.
 
     Raises: UserError where there is no such run, it has no checkpoint, or its corpus or network does not fit.
@@ -35,6 +36,7 @@ def start(network: Network, recipe: Recipe) -> None:
     theirs = load(str(folder.recipe))
     if theirs.values["corpus"] != recipe.values["corpus"]:
         raise UserError(f"start.run = {path}: trained on another corpus; give this run the corpus of {folder.recipe}")
+    folder.require_text(corpus.fingerprints)
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
         raise UserError(f"start.run = {path}: no checkpoint yet; train it first")

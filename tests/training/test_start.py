@@ -1,5 +1,6 @@
 """Runs that start from the weights of others: conversion, its control, and what is refused."""
 
+import json
 import shutil
 
 import pytest
@@ -33,7 +34,7 @@ def plain(tmp_path_factory, small_corpus):
 def test_a_conversion_starts_where_the_other_run_ended(plain):
     recipe = converted(plain, ["network.passes=3"])
     run, source = Run(recipe, prepare(recipe.corpus)), open_trained(plain)
-    start(run.network, recipe)
+    start(run.network, recipe, run.corpus)
     batch = pack(texts())
     assert recipe.values["network"]["name"] == "context_ready" and recipe.network.passes == 3
     assert torch.equal(run.network.score(batch), source.network.score(batch))
@@ -62,7 +63,7 @@ def test_a_converted_run_trains_and_outlives_the_other(plain, tmp_path):
 def test_the_control_goes_on_as_it_was(plain, small_corpus):
     recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *small_corpus, f"start.run={plain}"])
     run = Run(recipe, prepare(recipe.corpus))
-    start(run.network, recipe)
+    start(run.network, recipe, run.corpus)
     for name, value in open_trained(plain).network.state_dict().items():
         assert torch.equal(run.network.state_dict()[name], value)
 
@@ -78,6 +79,16 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpu
         done = tandem("train", "decoder/tiny", "--run", "new", "--runs", tmp_path, *given)
         assert done.exit_code == 2 and all(word in done.stderr for word in words), done.output
         assert not (tmp_path / "new").exists()
+
+
+def test_weights_of_a_run_whose_text_has_changed_are_refused(plain, tmp_path):
+    source = shutil.copytree(plain, tmp_path / "plain")
+    (source / "plan.json").write_text(
+        json.dumps(json.loads((source / "plan.json").read_text()) | {"corpus": ["other"]})
+    )
+    recipe = converted(source, [])
+    with pytest.raises(UserError, match="plain: was trained on other tokens"):
+        Run(recipe, prepare(recipe.corpus), fresh=True)
 
 
 def test_only_what_another_network_wraps_can_be_converted(plain, tmp_path):
