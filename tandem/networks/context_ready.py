@@ -191,8 +191,10 @@ class ContextReady(Network):
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.wrapped.routings = []  # recomputing the corrections of the pass before has told of them again
         e = self.wrapped.placed(x, batch)
-        z = self._walk(e, batch) if self.config.unroll == "bptt" else self._pass(e, batch, self._drawn(batch))
-        return self.wrapped.norm(z), self.wrapped.extra(batch)
+        K = None if self.config.unroll == "bptt" else self._drawn(batch)
+        z = self._walk(e, batch) if K is None else self._pass(e, batch, K)
+        idle = [self.correction] if K == 1 else []
+        return self.touched(self.wrapped.norm(z), idle), self.wrapped.extra(batch)
 
     def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.read`; `passes` in place of the settings'."""

@@ -249,11 +249,11 @@ class Gestalt(Network):
         """
         layout = self.layout(batch, x.device)
         if not layout.tokens:
-            empty = self._touched(x.reshape(1, 0, x.shape[-1]), None)
+            empty = self.touched(x.reshape(1, 0, x.shape[-1]), self._idle(None))
             return empty, {name: x.sum() for name in self.terms}
         reading = Reading(self, layout, batch)
         hidden, lengths = reading.run(x.flatten(0, -2))
-        hidden = self._touched(hidden, layout)
+        hidden = self.touched(hidden, self._idle(layout))
         if isinstance(batch, StreamBatch):
             return hidden[None], self._extra(lengths, layout, batch)
         return hidden[layout.after_tokens()].view_as(x), self._extra(lengths, layout, None)
@@ -263,16 +263,14 @@ class Gestalt(Network):
         lengths = batch.lengths if isinstance(batch, StreamBatch) else cut_rows(batch.starts, c.cap)
         return Layout(lengths, memory=c.memory, in_context=c.in_context, recurrent=c.recurrent, device=device)
 
-    def _touched(self, hidden: Tensor, layout: Layout | None) -> Tensor:
-        """The same; what this batch has no use for gets a gradient of zero, for which other processes wait."""
-        if not torch.is_grad_enabled():
-            return hidden
-        idle: list[nn.Module] = [] if self.config.thinks else [self.thought]
+    def _idle(self, layout: Layout | None) -> list[nn.Module]:
+        """What this batch has no use for; None: it has no token."""
         if layout is None:
-            idle = [self]
-        elif not self.config.memory or len(layout.widths) < 2:
+            return [self]
+        idle: list[nn.Module] = [] if self.config.hinge else [self.thought]  # without it thoughts may serve nothing
+        if not self.config.memory or len(layout.widths) < 2:
             idle += [block.memory for block in self.stack if hasattr(block, "memory")]  # type: ignore[misc]
-        return sum((parameter.sum() * 0.0 for module in idle for parameter in module.parameters()), start=hidden)
+        return idle
 
     # ---- the loss -------------------------------------------------------------------------------------------------
 

@@ -216,6 +216,14 @@ class Network(nn.Module):
         compile_blocks([block for block in self.blocks if isinstance(block, Block)], backend)
         return self
 
+    @staticmethod
+    def touched(hidden: Tensor, idle: Iterable[nn.Module]) -> Tensor:
+        """The same; what a pass had no use for gets a gradient of zero: other processes wait for one, and an optimiser
+        keeps a state of every parameter, in its checkpoints too."""
+        if not torch.is_grad_enabled():
+            return hidden
+        return sum((parameter.sum() * 0.0 for module in idle for parameter in module.parameters()), start=hidden)
+
     def run_block(self, block: nn.Module, x: Tensor, reader: Any, *more: Any) -> Tensor:
         """block(x, reader, ...), keeping only x for the backward when `recompute` is on."""
         # A method, not the list: FSDP hands over copies of lists

@@ -18,6 +18,8 @@ from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError
 from tandem.testing.cases import Case, document, pack, texts
 from tandem.testing.contract import backward, same_gradients
+from tandem.training.checkpoint import restore, save
+from tandem.training.optimiser import AdamW
 from tandem.training.run import keyed
 
 CORRECTIONS = ["add", "token_blind", "concat", "block_head", "tied"]
@@ -166,7 +168,17 @@ def test_one_pass_is_the_plain_decoder_to_the_last_bit(setting):
     own = dict(network.named_parameters())
     for name, parameter in decoder.named_parameters():
         assert torch.equal(own[f"wrapped.{name}"].grad, parameter.grad), name
-    assert all(p.grad is None for p in network.correction.parameters())  # nothing is computed for nothing
+    assert not any(p.grad.any() for p in network.correction.parameters())
+
+
+def test_a_run_of_one_pass_goes_on_from_its_checkpoint(tmp_path):
+    """What no pass has used yet has a place in the optimiser's state, too."""
+    network, other = (build(passes=1) for _ in range(2))
+    optimiser = AdamW(AdamW.Config(), network)
+    backward(network, NextToken(NextToken.Config()), [pack(texts())])
+    optimiser.step(1.0)
+    restore(save(tmp_path, 1, network, optimiser, {}, keep=1), other, AdamW(AdamW.Config(), other))
+    assert all(torch.equal(*pair) for pair in zip(network.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)

@@ -347,6 +347,15 @@ def test_the_hinge_is_a_mean_over_rows():
     close(losses[1] - losses[0], expected.detach().double(), 1e-6, "hinge")
 
 
+@pytest.mark.parametrize("lengths", [RAGGED, [[3], [5]], []], ids=["ragged", "alone", "none"])
+@pytest.mark.parametrize("settings", [{}, {"detach": True}, {"memory": 0, "seed": False}, {"blocks": "self"}], ids=str)
+def test_what_serves_nothing_has_a_gradient_of_zero(settings, lengths):
+    """Other processes wait for one, and a checkpoint holds what the optimiser has of every parameter."""
+    network = build(hinge=0.0, **settings)
+    trained(network, streams(lengths))
+    assert not [name for name, parameter in network.named_parameters() if parameter.grad is None]
+
+
 # ---- the ruler --------------------------------------------------------------------------------------------------
 
 
