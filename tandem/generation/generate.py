@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Generator
 
 from tandem.corpus import Tokenizer
@@ -68,10 +69,16 @@ def _tokens(
     stop: int | None,
 ) -> Iterator[tuple[int, int]]:
     session, left, going = network.session(len(prompts)), [max_tokens] * len(prompts), list(range(len(prompts)))
+    boundaries, since = network.ids - network.vocabulary, torch.zeros(len(prompts), dtype=torch.long)
     logits = session.prefill(prompts)
-    for _ in range(2 * max_tokens):  # a boundary is drawn, too, and is no text: at most one for each token
-        tokens = sampler.choose(logits[:, : network.ids], generators)  # other rows of a table are no text
+    for _ in range((1 + boundaries) * max_tokens):
+        logits = logits[:, : network.ids]  # other rows of a table are no text
+        if boundaries:  # no more of them between two tokens than there are, or a row might never end
+            logits = logits.clone()
+            logits[(since >= boundaries).to(logits.device), network.vocabulary :] = -torch.inf
+        tokens = sampler.choose(logits, generators)
         drawn = tokens.tolist()
+        since = torch.where(tokens.cpu() < network.vocabulary, 0, since + 1)
         for row in going:
             if drawn[row] < network.vocabulary:
                 left[row] -= 1

@@ -5,7 +5,8 @@ from tandem.corpus import Batch, Tokenizer
 from tandem.generation.generate import TextStream, generate, generate_text, stream_text
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.decoder import Decoder
-from tandem.recipe import UserError
+from tandem.recipe import UserError, registered
+from tandem.testing.cases import VOCABULARY, Case
 
 DRAWN, GREEDY = (Sampler(Sampler.Config(temperature=t)) for t in (1.0, 0.0))
 PROMPTS = [[5, 2, 9], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11, 12]]
@@ -61,6 +62,18 @@ def test_a_row_ends_with_the_stop_token_or_at_its_length():
     unstopped = continuations(network, [[1]] * 40, row_generators(0, 40), sampler=DRAWN, max_tokens=30)
     assert {len(row) for row in unstopped} == {30}
     assert all(long[: len(row)] == row for row, long in zip(rows, unstopped, strict=True))
+
+
+@pytest.mark.parametrize("name", ["boundary_decoder", "gestalt"])
+def test_boundaries_never_take_the_place_of_the_tokens_asked_for(name):
+    given = {"memory": 2, "cap": 7, "thought_from": 1} if name == "gestalt" else {}
+    network = registered("network")[name]
+    network = Case("", network, network.Config(width=32, heads=2, depth=2, **given)).build().float()
+    with torch.no_grad():
+        network.table.weight[VOCABULARY:] *= 3  # half of what is drawn
+    rows = continuations(network, [[5, 3]] * 50, row_generators(0, 50), sampler=DRAWN, max_tokens=2)
+    assert {len(row) for row in rows} == {2}
+    assert max(map(max, rows)) < VOCABULARY
 
 
 def test_nothing_runs_after_the_last_token(monkeypatch):
