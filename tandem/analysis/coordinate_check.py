@@ -17,7 +17,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -54,7 +53,7 @@ def watched(network: Network) -> Iterator[Squares]:
 
     def tell_logits(_: nn.Module, __: Any, output: tuple[Tensor, Any]) -> None:
         rows = output[0].detach().flatten(0, -2)[:POSITIONS]
-        squares.tell(LOGITS, rows.float() @ network.head.float().T)
+        squares.tell(LOGITS, rows.float() @ network.head.detach().float().T)
 
     hooks = [
         module.register_forward_hook(lambda _, __, x, name=name: squares.tell(name, x.detach()))
@@ -71,7 +70,7 @@ def watched(network: Network) -> Iterator[Squares]:
 
 def coordinates(run: Run, step: int) -> dict[str, float]:
     """Root mean square of the output of every block and of the logits, on the batches of `step`."""
-    with watched(run.network) as squares, torch.no_grad(), run.autocast():
+    with watched(run.network) as squares, run.autocast():  # with gradients: a mixture tells of itself in training alone
         for batch in run.batches(step):
             batch = batch.to(run.device.value)
             run.objective.loss(run.network, batch, run.objective.count(run.network, batch))

@@ -34,6 +34,15 @@ def test_scales_are_flat_with_width_transfer_and_not_without(recipe, small_corpu
     assert (folder / "coordinate_check.png").stat().st_size > 5000
 
 
+def test_a_mixture_of_experts_is_checked_too(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experts = ["network.moe.experts=4", "network.moe.active=2"]
+    done = tandem(
+        "analyse", "coordinate_check", "decoder/tiny", "widths=[16, 32]", "steps=1", *experts, *SMALL, *small_corpus
+    )
+    assert done.exit_code == 0, done.output
+
+
 def test_a_width_keeps_the_heads_and_the_shape_of_the_mlp():
     recipe = at_width(load("decoder/tiny", ["network.key_heads=1", "network.mlp_width=96"]), 128, 64)
     network = recipe.network
