@@ -64,8 +64,11 @@ class Evaluation:
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        if (reason := recipe.choice("network").suffixes_only) and not recipe.evaluation.prefix:
-            yield "evaluation.prefix", f"network {recipe.values['network']['name']} {reason}"
+        network, name = recipe.choice("network"), recipe.values["network"]["name"]
+        if (reason := network.suffixes_only) and not recipe.evaluation.prefix:
+            yield "evaluation.prefix", f"network {name} {reason}"
+        if recipe.evaluation.prefix and network.reads_sentences:
+            yield "evaluation.prefix", f"network {name} reads sentences, and break points lie anywhere; leave it false"
 
 
 @dataclass(frozen=True)

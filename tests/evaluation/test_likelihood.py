@@ -19,6 +19,7 @@ from tandem.corpus import (
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.likelihood import Likelihood, likelihood
 from tandem.networks.decoder import Decoder
+from tandem.recipe import UserError, load
 
 TEXTS = ["a short one", "", "é", "x", "naïve " * 12, "The cat sat on the mat. " * 9, "end", "東京 " * 7]
 
@@ -182,3 +183,9 @@ def test_sentence_ends_are_counted_apart(store, scoring):
     np.testing.assert_allclose(found.text_nats_by_document, text, rtol=1e-12)
     assert found.nll_with_boundaries == pytest.approx(found.nll + sum(ends) * prices[257] / found.tokens)
     assert plain.nll_with_boundaries == plain.nll and plain.nll_paper is None
+
+
+@pytest.mark.parametrize("recipe", ["gestalt/tiny", "decoder/boundaries_tiny"])
+def test_networks_that_read_sentences_are_asked_no_suffixes_of_rows_without_them(recipe):
+    with pytest.raises(UserError, match=r"evaluation.prefix = true: network .* reads sentences, and break points lie"):
+        load(recipe, ["evaluation.prefix=true"])
