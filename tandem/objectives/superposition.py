@@ -149,6 +149,8 @@ class Superposition:
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps whose next-token steps read `rows`."""
         c, found, first, begin = self.config, [], 0, 0
+        if set(c.by_phase[0]) == {1}:  # next_token, on any view
+            return self.next_token.phases(rows, steps)
         for bag, until in zip(*c.by_phase, strict=True):
             last = whole_steps(until, steps)
             if last > first:

@@ -41,3 +41,10 @@ def test_a_network_that_reads_more_than_tokens_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(Decoder, "tokens_only", "reads sentences, which bags would straddle")
     assert "network decoder reads sentences, which bags would straddle" in refused("bag=4")
     load("superposition/tiny", ["objective.bag=1"])
+
+
+def test_bags_of_one_token_are_next_tokens_of_any_view():
+    """Sentence streams have no place for bags."""
+    recipe, view = load("gestalt/tiny", ["objective={name: superposition, bag: 1}"]), object()
+    (phase,) = recipe.choice("objective")(recipe.objective).phases(view, steps=10)
+    assert (phase.first, phase.view, phase.restarts) == (0, view, False)
