@@ -71,6 +71,10 @@ def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int 
     for b in range(B):
         if config.scope == "row":
             splits = draw_splits(drawing(key, 0 if config.shared else row + b), _places(2, T - 1, config.align), T)
+            for start, end in documents(starts[b]):
+                latest = _latest(config, start, end)
+                if latest and not ((splits > start) & (splits <= latest[0])).any():
+                    splits = np.sort(np.r_[splits, latest[0]])
         else:
             drawn = [_splits(config, key, row + b, start, end) for start, end in documents(starts[b])]
             splits = np.concatenate([np.empty(0, np.int64), *drawn])
@@ -115,10 +119,15 @@ def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int)
     """Of one document, at start < place < end."""
     places = _places(start + 1, end, config.align)
     splits = draw_splits(drawing(key, other, start), places, end - start - 2)
-    latest = _places(start + (config.min_context or end), end, config.align)
+    latest = _latest(config, start, end)
     if latest and not (splits[:1] <= latest[0]).any():
         splits = np.r_[latest[0], splits[1:]]
     return splits
+
+
+def _latest(config: PartitionConfig, start: int, end: int) -> range:
+    """Places of which the first is the last at which a document's first block may end; none: it may be all of it."""
+    return _places(start + (config.min_context or end), end, config.align)
 
 
 def _places(first: int, end: int, align: int) -> range:

@@ -112,6 +112,10 @@ def test_context_begins_at_the_latest_where_it_must():
         assert min(found) <= 20 and min(split for split in found if split > 503) <= 523
         drawn = splits_of(training_blocks(config(), starts, key)[0], starts[0])
         assert {s for s in found if s not in (20, 523)} <= set(drawn)
+        row = config(scope="row", shared=True)
+        found = splits_of(training_blocks(row.model_copy(update={"min_context": 20}), starts, key)[0], starts[0])
+        assert min(found) <= 20 and min(split for split in found if split > 503) <= 523
+        assert set(found) - {20, 523} <= set(splits_of(training_blocks(row, starts, key)[0], starts[0]))
 
 
 def test_every_token_and_single():
