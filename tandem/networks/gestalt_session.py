@@ -41,12 +41,16 @@ class GestaltSession:
         """The last thought of each row."""
         self.forced = 0
         """Sentences that were closed because they were full."""
+        self.full = np.zeros(rows, bool)
+        """By row, whether nothing has been read behind such a sentence: an [EOS] there closes nothing."""
         self.own: dict[int, Tensor] = {}
         """By layer, (2, B, H, positions, D)."""
         self.thoughts: dict[int, Tensor] = {}
         """By layer of cross-attention, projected (B, M, 2C); in context, as they are, (B, M, C) under -1."""
         with torch.no_grad():
             self.ranks = network.ranks(range(network.config.depth), network.table.weight)
+        self.logits = torch.empty(rows, network.end + 1, device=network.table.weight.device)
+        """Of what follows, by row."""
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
@@ -56,7 +60,11 @@ class GestaltSession:
         for t in range(max(len(closed) for closed, _ in cut)):
             rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]
             self._close(rows, [cut[row][0][t] for row in rows])
-        return self._read(range(self.rows), self._fronts(range(self.rows)), [tail for _, tail in cut])
+        self.full[:] = [
+            bool(closed) and not tail and len(closed[-1]) == self.network.config.cap for closed, tail in cut
+        ]
+        self.logits = self._read(range(self.rows), self._fronts(range(self.rows)), [tail for _, tail in cut])
+        return self.logits
 
     def _cut(self, prompt: list[int]) -> tuple[list[list[int]], list[int]]:
         """Closed sentences of a prompt, and what of the next one is there."""
@@ -75,23 +83,22 @@ class GestaltSession:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        logits = None
         for column in tokens.reshape(self.rows, -1).T.tolist():
-            logits = self._one_each(column, logits)
-        assert logits is not None
-        return logits
+            self.logits = self._one_each(column)
+        return self.logits
 
-    def _one_each(self, tokens: list[int], before: Tensor | None) -> Tensor:
+    def _one_each(self, tokens: list[int]) -> Tensor:
         """(B, V + 1) after one token of every row."""
         network, cap = self.network, self.network.config.cap
         going = [row for row, token in enumerate(tokens) if token != network.end]
-        logits = network.table.weight.new_zeros(self.rows, network.end + 1, dtype=torch.float32)
+        closing = [row for row, token in enumerate(tokens) if token == network.end and not self.full[row]]
+        logits = self.logits.clone()
         if going:
             logits[going] = self._read(going, [None] * len(going), [[tokens[row]] for row in going])
-        full = [row for row in going if self.held[row] - self.slots[row] - 1 == cap]
+        self.full[going] = self.held[going] - self.slots[going] - 1 == cap
+        full = [row for row in going if self.full[row]]
         self.forced += len(full)
-        ending = sorted({*full, *range(self.rows)} - ({*going} - {*full}))
-        if ending:
+        if ending := sorted([*closing, *full]):
             self._close(ending, None)
             logits[ending] = self._read(ending, self._fronts(ending), [[]] * len(ending))
         return logits
@@ -184,7 +191,9 @@ class GestaltSession:
         other = GestaltSession.__new__(GestaltSession)
         other.__dict__ |= self.__dict__
         other.rows = len(kept)
-        other.held, other.slots, other.known = (x[kept.numpy()] for x in (self.held, self.slots, self.known))
+        states = self.held, self.slots, self.known, self.full
+        other.held, other.slots, other.known, other.full = (x[kept.numpy()] for x in states)
+        other.logits = self.logits[kept.to(self.logits.device)]
         other.own = {layer: kv[:, kept.to(kv.device)] for layer, kv in self.own.items()}
         other.thoughts = {layer: x[kept.to(x.device)] for layer, x in self.thoughts.items()}
         other.seeds = [self.seeds[row] for row in kept]

@@ -466,8 +466,19 @@ def test_rows_stand_at_different_sentences_and_full_ones_are_closed():
 
 def test_a_sentence_that_is_full_is_not_closed_twice():
     network, text = build(), list(range(1, 12))
-    told = network.session(1).prefill([[*text[:7], network.end, *text[7:]]])
+    whole = [*text[:7], network.end, *text[7:]]
+    told = network.session(1).prefill([whole])
     assert torch.equal(told, network.session(1).prefill([text]))
+    for first in (1, 7, 8):
+        session = network.session(1)
+        logits = session.prefill([whole[:first]])
+        before = session.fork()
+        for token in whole[first:]:
+            logits = session.step(torch.tensor([token]))
+        close(logits.double(), told.double(), FLOAT, f"prefill of {first}, then token by token")
+        assert session.known[0] == 1
+        if first == 7:
+            assert torch.equal(before.step(torch.tensor([network.end])), before.logits)
 
 
 def test_bytes_are_those_of_thoughts_and_open_positions():
