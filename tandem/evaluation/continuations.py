@@ -83,11 +83,12 @@ def answers(
 
 @torch.no_grad()
 def greedy(network: Network, prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
-    """Yields at each of `most` steps the likeliest next token of every row; stop asking when enough is known."""
+    """Yields at each of `most` steps what every row most likely goes on with, a token or a boundary that the network
+    writes, too; stop asking when enough is known."""
     session = network.session(len(prompts))
     logits = session.prefill([list(prompt) for prompt in prompts])
     for left in reversed(range(most)):
-        tokens = logits[:, : network.vocabulary].argmax(-1)  # spare rows of a table are no text
+        tokens = logits[:, : network.ids].argmax(-1)  # spare rows of a table are no text
         yield tokens.tolist()
         if left:
             logits = session.step(tokens)

@@ -83,6 +83,7 @@ class Harness(TemplateLM):
         prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
         if not prompt:
             return asked[:1], asked[1:]
+        prompt = self.network.prompt(self.tandem_tokenizer, context.rstrip())  # the same, with what else it is told
         if not asked:
             raise UserError(
                 f"nothing is left to ask after {context[-40:]!r}: this tokenizer joins it with {continuation[:40]!r} "
@@ -136,21 +137,22 @@ class Harness(TemplateLM):
                     f"a task asks for {most} tokens, but this network has learned positions for {longest} in all; set "
                     "generation_kwargs: {max_gen_toks: ...} in the task file"
                 )
-        return self.tok_encode(context)[-room:] or [self.eot_token_id]
+        return self.network.prompt(self.tandem_tokenizer, context)[-room:] or [self.eot_token_id]
 
     def _write(self, prompts: list[list[int]], stops: list[list[str]], most: int) -> list[str]:
         """The likeliest text after each prompt, until the document end or one of its stop strings."""
         tokens: list[list[int]] = [[] for _ in prompts]
         texts, going = ["" for _ in prompts], set(range(len(prompts)))
-        for step in greedy(self.network, prompts, most):
+        vocabulary, boundaries = self.network.vocabulary, self.network.ids - self.network.vocabulary
+        for step in greedy(self.network, prompts, (1 + boundaries) * most):
             for row in sorted(going):
                 if step[row] == self.eot_token_id:
                     going.discard(row)
-                    continue
-                tokens[row].append(step[row])
-                texts[row] = self.tandem_tokenizer.decode(tokens[row])
-                if any(stop in texts[row] for stop in stops[row]):
-                    going.discard(row)
+                elif step[row] < vocabulary:  # a boundary that the network writes is no text
+                    tokens[row].append(step[row])
+                    texts[row] = self.tandem_tokenizer.decode(tokens[row])
+                    if len(tokens[row]) == most or any(stop in texts[row] for stop in stops[row]):
+                        going.discard(row)
             if not going:
                 break
         return [

@@ -20,7 +20,11 @@ ALONE = [
 
 def asked_of(network):
     """Questions of all lengths, some twice, one of them what the network itself would write."""
-    (written,) = zip(*greedy(network, [[8, 1, 4]], 4), strict=True)
+    session, written = network.session(1), ()
+    logits = session.prefill([[8, 1, 4]])
+    for _ in range(4):
+        written += (int(logits[0, :VOCABULARY].argmax()),)
+        logits = session.step(torch.tensor(written[-1:]))
     return [
         *ALONE,
         Question((8, 1, 4), written),

@@ -17,7 +17,8 @@ from tandem.evaluation.task_files import TaskFile, Texts, read_tasks, shipped
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.decoder import Decoder
-from tandem.recipe import UserError
+from tandem.recipe import UserError, registered
+from tandem.testing.cases import Case
 
 CHOICES = [
     {"query": f"Question: the {w} is", "choices": ["big", "red and old", f"a {w}"], "gold": i % 3}
@@ -220,6 +221,24 @@ def test_texts_are_those_of_greedy_generation_up_to_a_stop_string():
         requests(*((p, {**options, "until": [text[3:5], text[4:7]]}) for p in PROMPTS))
     )
     assert stopped == [t[: min((t.index(s) for s in (text[3:5], text[4:7]) if s in t), default=len(t))] for t in greedy]
+
+
+@pytest.mark.parametrize("name", ["boundary_decoder", "gestalt"])
+def test_networks_that_read_sentences_are_told_of_those_of_the_prompt(name):
+    """And of those that they write, as in generation."""
+    given = {"memory": 2, "cap": 30, "thought_from": 1} if name == "gestalt" else {}
+    cls = registered("network")[name]
+    network = Case("", cls, cls.Config(width=32, heads=2, depth=2, **given), 257).build().float()
+    text, tokenizer = "The cat sat. The dog ran.", Tokenizer.of_bytes()
+    prompt, (first, second) = network.prompt(tokenizer, text), tokenizer.encode(" I").tolist()
+    assert network.end in prompt if name == "gestalt" else prompt[0] == 258
+    session = network.session(1)
+    nats = session.prefill([prompt]).log_softmax(-1)[0, first]
+    nats = nats + session.step(torch.tensor([first])).log_softmax(-1)[0, second]
+    ((found, _),) = harness(network).loglikelihood(requests((text, " I")))
+    assert found == pytest.approx(nats.item(), abs=1e-4)
+    greedy = generate_text(network, tokenizer, [text], sampler=Sampler(Sampler.Config(temperature=0.0)), max_tokens=9)
+    assert harness(network).generate_until(requests((text, {"max_gen_toks": 9, "until": ["\n\nnever"]}))) == greedy
 
 
 def test_requests_of_different_lengths_keep_their_places():
