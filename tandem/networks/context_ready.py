@@ -182,6 +182,11 @@ class ContextReady(Network):
         return self.wrapped.blocks
 
     @property
+    def shards(self) -> list[nn.Module]:
+        """Not the block whose MLP corrects, too: it is asked between two calls of the block."""
+        return list(self.blocks)[: -1 if self.config.correction == "tied" else None]
+
+    @property
     def head(self) -> Tensor:
         return self.wrapped.head
 

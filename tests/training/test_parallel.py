@@ -16,6 +16,8 @@ BAGS = ["objective.name=superposition", "objective.bag=2", "objective.boundary=f
 BAGS += ["objective.reinit_at_switch=embeddings", "network.moe.experts=4", "network.moe.active=2"]
 BAGS += ["network.moe.balance=0.1", "network.mlp_width=24"]
 """Phases, slots of unequal counts, and a loss of which every process knows a part."""
+TIED = ["network.name=context_ready", "network.correction=tied"]
+"""Weights that are asked inside of their block and outside."""
 STEPS = 20
 APART = 1e-5
 """float32 sums in another order: a tenth of this was seen after 20 steps."""
@@ -68,6 +70,8 @@ def in_two(spec, tmp_path_factory):
     for how in ("ddp", "fsdp"):
         cases[f"{how}, bags"] = spec(how)
         cases[f"{how}, bags"]["overrides"] += BAGS
+    cases["fsdp, tied"] = spec("fsdp") | {"last": 5}
+    cases["fsdp, tied"]["overrides"] += TIED
     for name in ("ddp, compiled", "fsdp, compiled"):
         cases[name]["overrides"].append("training.recompute=true")
     return dict(zip(cases, by(2, list(cases.values()), folder), strict=True)), folder
@@ -85,6 +89,12 @@ def test_mixtures_in_bags_take_the_steps_of_one(in_two, spec, how):
     given = spec()
     given["overrides"] += BAGS
     require_same(in_two[0][f"{how}, bags"], stage(**given))
+
+
+def test_a_block_whose_mlp_corrects_takes_the_steps_of_one(in_two, spec):
+    given = spec() | {"last": 5}
+    given["overrides"] += TIED
+    require_same(in_two[0]["fsdp, tied"], stage(**given))
 
 
 def test_micro_batches_of_one_process_are_no_other_steps(spec, alone):
