@@ -156,11 +156,8 @@ class ContextReady(Network):
         # As many passes as the longest text has tokens: then training is streaming, and so are scores, by no session.
         exact: dict[str, Any] = {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
-        given = {"passes": exact, "bptt": bptt}
-        return {
-            name: cls.Config(**{"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12, **own})
-            for name, own in given.items()
-        }
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12}
+        return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("bptt", bptt))}
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
@@ -183,8 +180,7 @@ class ContextReady(Network):
 
     @property
     def shards(self) -> list[nn.Module]:
-        """Not the block whose MLP corrects, too: it is asked between two calls of the block."""
-        return list(self.blocks)[: -1 if self.config.correction == "tied" else None]
+        return list(self.blocks)[: -1 if self.config.correction == "tied" else None]  # its MLP is asked apart, too
 
     @property
     def head(self) -> Tensor:
@@ -198,8 +194,7 @@ class ContextReady(Network):
         e = self.wrapped.placed(x, batch)
         K = None if self.config.unroll == "bptt" else self._drawn(batch)
         z = self._walk(e, batch) if K is None else self._pass(e, batch, K)
-        idle = [self.correction] if K == 1 else []
-        return self.touched(self.wrapped.norm(z), idle), self.wrapped.extra(batch)
+        return self.touched(self.wrapped.norm(z), [self.correction] if K == 1 else []), self.wrapped.extra(batch)
 
     def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
         """As `Network.read`; `passes` in place of the settings'."""
@@ -299,7 +294,9 @@ class ContextReady(Network):
         self.correction.zero()
 
     def cost(self) -> Cost:
-        c, inner, work = self.config, self.wrapped.cost(), self.correction.work(self.config)
+        c, work = self.config, self.correction.work(self.config)
+        # A prompt is read as tokens are decoded, also where the wrapped network reads inputs alone
+        inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=False)
         K = 1 if c.unroll == "bptt" else (c.passes + (c.passes_min or c.passes)) / 2
         return replace(
             inner,
@@ -322,12 +319,10 @@ class ContextReadySPS(ContextReady):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        given: dict[str, dict[str, Any]] = {
-            "passes": {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1},
-            "bptt": {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"},
-        }
+        exact: dict[str, Any] = {"passes": 41, "score_passes": 42, "passes_min": None, "depth": 1}
+        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
-        return {name: cls.Config(**shared, **own) for name, own in given.items()}
+        return {name: cls.Config(**shared, **own) for name, own in (("passes", exact), ("bptt", bptt))}
 
     def carry(self, x: Tensor, z: Tensor) -> Tensor:
         assert isinstance(self.wrapped, SPS)
@@ -341,10 +336,8 @@ class ContextReadySession:
         self.network = network
         self.inner = network.wrapped.session(rows)
         self.carry: Tensor | None = None
-        self.passes = 1
-        """That the prompt took."""
-        self.state: tuple[Tensor, ...] = ()
-        """As of DecoderSession."""
+        self.state: tuple[Tensor, ...] = ()  # as of DecoderSession
+        self.passes = 1  # that the prompt took
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:

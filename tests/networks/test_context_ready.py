@@ -18,6 +18,7 @@ from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError
 from tandem.testing.cases import Case, document, pack, texts
 from tandem.testing.contract import backward, same_gradients
+from tandem.testing.costs import check_flops
 from tandem.training.checkpoint import restore, save
 from tandem.training.optimiser import AdamW
 from tandem.training.run import keyed
@@ -412,3 +413,10 @@ def test_training_costs_every_pass(depth, width, passes, passes_min, multiply_ad
     assert (flops["linear"] + flops["head"]) / (6 * 256) == multiply_adds - 2 * width
     plain = on_meta(Decoder, depth=depth, width=width).cost().training(256)
     assert flops["attention"] == (passes + (passes_min or passes)) / 2 * plain["attention"]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_prompt_of_two_streams_costs_both(window):
+    """Corrections are made of the stream that is read, so none can wait for the last token."""
+    given = {"width": 32, "heads": 4, "depth": 2, "passes": 3, "passes_min": None, "prefill": "stream"}
+    check_flops(Case("", ContextReadySPS, ContextReadySPS.Config(window=window, **given)))
