@@ -4,8 +4,9 @@
         └────────────────────────────────────┘      └─────────────────────────────┘      └──────────────┘
                                                             latents ─ k, v
 
-A context that is empty adds nothing. Keys and values of the latents are projected once for a text: the reader asks
-for them, in training for those of a batch, in decoding before the first token.
+A context that is empty adds nothing but the output's bias, where there is one. Keys and values of the latents are
+projected once for a text: the reader asks for them, in training for those of a batch, in decoding before the first
+token.
 
 Cost: 4 C^2 more than a block: 2 C^2 for each generated token, 2 C^2 for each latent.
 Shapes: B rows, T tokens, N latents, C width, H heads, G key heads, D head width.
