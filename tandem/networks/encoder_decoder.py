@@ -80,6 +80,8 @@ class EncoderDecoder(Network):
         c = config
         self.sentinels = c.sentinels
         self.table = Embedding(padded(vocabulary, c.sentinels), c.width)
+        if (self.first or 0) >= len(self.table.weight):
+            raise UserError(f"network.start = {c.start}: the token table ends at id {len(self.table.weight) - 1}")
         decoder = CrossBlock if c.encoder_layers else Block
         depth = c.encoder_layers + c.decoder_layers
         self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))

@@ -75,6 +75,11 @@ def test_what_makes_no_sense_is_refused_when_the_recipe_is_read(overrides, reaso
     assert reason in str(error.value)
 
 
+def test_generation_starts_from_an_id_of_the_table():
+    with pytest.raises(UserError, match=r"network.start = 128: the token table ends at id 127"):
+        EncoderDecoder(EncoderDecoder.Config(width=8, heads=2, start=128, sentinels=5), 61, 8)
+
+
 def test_compiled_blocks_serve_rows_of_any_length():
     torch._dynamo.reset()
     network, counter = HOUSE.build(), CompileCounter()
