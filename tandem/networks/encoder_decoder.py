@@ -157,7 +157,7 @@ class EncoderDecoder(Network):
             if self.config.decoder_positions == "offset":
                 places = places + (d.cross.hi - d.cross.lo)[0]
             reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
-        hidden = self.decode(y[None], reader)[0].to(flat.dtype)
+        hidden = self.touched(self.decode(y[None], reader)[0], [] if len(y) else [self]).to(flat.dtype)
         return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
 
     def divide(self, batch: Batch) -> "Division":

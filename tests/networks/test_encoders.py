@@ -12,8 +12,10 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.encoder_decoder import EncoderDecoder, divide
 from tandem.nn.spans import readable
 from tandem.objectives.prefix_lm import PrefixLM
+from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Task, cases, document, pack, packed, texts
+from tandem.testing.contract import backward
 
 HOUSE = next(case for case in cases() if case.name == "encoder_decoder-house")
 WIDTHS = [("tuning", 64, 263_104), ("6m", 192, None), ("12m", 256, None), ("25m", 448, None), ("50m", 576, None),
@@ -258,3 +260,9 @@ def test_an_empty_context_and_an_empty_batch_have_gradients():
     network.score(batch).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
     assert not network.stack[0].qkv.weight.grad.any() and network.stack[-1].qkv.weight.grad.any()
+
+    network, task = HOUSE.build(), Task("", SpanCorruption(SpanCorruption.Config(sentinels=5)))
+    (batch,) = task.batches([[[EOS]] * 3])  # nothing in it can be cut out
+    assert batch.tokens.numel() == 0
+    assert backward(network, task.objective, [batch]) == 0
+    assert not any(p.grad.any() for p in network.parameters())
