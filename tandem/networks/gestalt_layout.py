@@ -138,7 +138,6 @@ class Layout:
     sentences: of each step, which in the order of the batch, (R,) int64 on the host.
     rest: (N + sentences,) step after step, tokens then ends: which token, N standing for an end.
     order: (q,) which position of the chunks, put together, each label asks.
-    step_of: (q,) the sentence step of each label, on the host.
     """
 
     def __init__(
@@ -169,8 +168,6 @@ class Layout:
         self.chunks = [self._rows(group, ends=False) for group in self.groups]
         self.rest = self._tensor(self._rest())
         self.order = self._tensor(self._order())
-        labels = self.lengths + 1
-        self.step_of = np.repeat(self.step, labels)
 
     # ---- which sentences go together ------------------------------------------------------------------------------
 
