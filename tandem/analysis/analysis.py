@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tandem.corpus import IGNORE, SUBSET, Batch, Store, shuffled
+from tandem.networks.network import Network
 from tandem.recipe import Settings, UserError, require
 from tandem.training.folder import RunFolder
 from tandem.training.run import Run
@@ -58,8 +59,15 @@ def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
     return found
 
 
-def first_tokens(store: Store, documents: list[int], tokens: int) -> Batch:
-    """A row for each document: its first `tokens` tokens and what follows each; shorter ones end in document ends."""
+def first_tokens(network: Network, store: Store, documents: list[int], tokens: int) -> Batch:
+    """A row for each document: its first `tokens` tokens and what follows each; shorter ones end in document ends.
+
+    Raises: UserError for a network that reads sentences, of which these rows know nothing.
+    """
+    if network.reads_sentences:
+        raise UserError(
+            "this analysis shows a network bare tokens, and this one reads sentences; take a run of another"
+        )
     rows = np.full((len(documents), tokens + 1), store.eos)
     lengths = []
     for row, document in enumerate(documents):

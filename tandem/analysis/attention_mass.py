@@ -104,7 +104,8 @@ class AttentionMass(Analysis):
         totals: dict[tuple[str, int], dict[str, list[float]]] = {}
         chosen = chosen_documents(store, c.documents, shortest=2)
         for document in chosen:
-            batch = first_tokens(store, [document], c.tokens or run.recipe.batch.context).to(run.device.value)
+            batch = first_tokens(network, store, [document], c.tokens or run.recipe.batch.context)
+            batch = batch.to(run.device.value)
             for place, measures in sums_by_layer(network, batch).items():
                 for name, (total, count) in measures.items():
                     held = totals.setdefault(place, {}).setdefault(name, [0.0, 0])

@@ -44,7 +44,7 @@ class StateWindow(Analysis):
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
         for first in range(0, len(documents), c.rows):
-            batch = first_tokens(store, documents[first : first + c.rows], tokens).to(run.device.value)
+            batch = first_tokens(network, store, documents[first : first + c.rows], tokens).to(run.device.value)
             with torch.no_grad():
                 cut.append(network.restricted(c.window).score(batch).cpu().numpy())
                 whole.append(network.score(batch).cpu().numpy())

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
 from tandem.cli import main
 from tandem.comparison.trained import open_trained
-from tandem.recipe import register
+from tandem.networks.boundary_decoder import BoundaryDecoder
+from tandem.recipe import UserError, register
 from tandem.recipe.settings import _registry
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
@@ -39,7 +40,7 @@ def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
     assert any(abs(delta) > 1e-6 for delta in record["delta"][5:])
     run = open_trained(runs / network)
     whole, store = run.network.eval(), run.corpus.validation
-    batch = first_tokens(store, chosen_documents(store, 5, shortest=41), 40)
+    batch = first_tokens(whole, store, chosen_documents(store, 5, shortest=41), 40)
     with torch.no_grad():
         delta = whole.restricted(4).score(batch) - whole.score(batch)
     torch.testing.assert_close(torch.tensor(record["delta"]), delta.mean(0), rtol=0, atol=1e-5)
@@ -61,6 +62,12 @@ def refused(done, *words):
     assert done.exit_code == 2 and "Traceback" not in done.stderr, done.output
     for word in words:
         assert word in done.stderr, done.stderr
+
+
+def test_a_network_that_reads_sentences_is_not_shown_bare_tokens(runs):
+    network = BoundaryDecoder(BoundaryDecoder.Config(width=32, heads=4, depth=1), 61, 64)
+    with pytest.raises(UserError, match="shows a network bare tokens, and this one reads sentences"):
+        first_tokens(network, open_trained(runs / "decoder").corpus.validation, [0], 10)
 
 
 def test_what_can_not_be_analysed_is_refused_by_name(runs):
