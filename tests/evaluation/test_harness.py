@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.corpus import Store, Tokenizer
+from tandem.corpus import Segmentation, Store, Tokenizer
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.harness import Harness, run_tasks
 from tandem.evaluation.likelihood import likelihood
@@ -184,6 +184,15 @@ def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows):
     expected = likelihood(network, store_of(ROLLED, tmp_path / "store"), context=24, rows=2)
     assert found[1] == 0.0 and len(found) == len(ROLLED)
     np.testing.assert_allclose([-found[i] for i in expected.order], expected.nats_by_document, rtol=1e-5)
+
+
+def test_whole_texts_are_cut_into_the_sentences_that_a_network_can_read():
+    cls = registered("network")["gestalt"]
+    network = (
+        Case("", cls, cls.Config(width=32, heads=2, depth=1, thought_from=1, cap=9, memory=2), 257).build().float()
+    )
+    adapter = Harness(network, Tokenizer.of_bytes(), rows=2, sentences=Segmentation(cap=9))
+    assert adapter.loglikelihood_rolling(requests(("a sentence of many more tokens",)))[0] < 0
 
 
 class SuffixesOnly(Decoder):
