@@ -30,7 +30,8 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
         if words[0] in ("plan", "train"):
             words = [*words[:2], *small, *words[2:]]
         if words[0] == "compare":
-            words = [*words, *small, "batch.rows=10", "together=null", "evaluation.points=1", "evaluation.documents=5"]
+            words += [*small, "budget=4 steps", "batch.rows=10", "together=null"]
+            words += ["evaluation.points=1", "evaluation.documents=5"]
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0 and done.stdout.strip() and not done.stderr, f"{line}\n{done.output}"
     assert (tmp_path / "exported" / "model.safetensors").exists()
