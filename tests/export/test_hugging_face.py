@@ -103,7 +103,7 @@ def test_tokens_and_what_follows_are_those_of_tandem(name, networks, tokenizer, 
     assert found["text"] == TEXTS
     draw = Sampler(Sampler.Config(temperature=0.0))
     tokens = [[] for _ in TEXTS]
-    for row, token in generate(network, found["ids"], row_generators(0, 3), sampler=draw, max_tokens=8):
+    for row, token in generate(network, found["ids"], row_generators(0, 3), sampler=draw, max_tokens=6):
         tokens[row].append(token)
     for row, wanted in zip(found["greedy by cache"], tokens, strict=True):
         known = [*wanted, tokenizer.eos].index(tokenizer.eos)  # which `generate` was told not to draw
