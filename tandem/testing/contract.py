@@ -265,7 +265,7 @@ def check_recompute(case: Case) -> None:
 
 
 def check_compiled(case: Case, backend: str = "eager") -> None:
-    """Compiled training is eager training: by default as far as a network can spoil it, the graphs that are captured."""
+    """Compiled training is eager training; by default as far as a network can spoil it, in the captured graphs."""
     torch._dynamo.reset()
     _same_training(case, lambda network: network.compile(backend), "compiled")
 
