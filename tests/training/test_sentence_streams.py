@@ -56,7 +56,7 @@ def test_going_on_repeats_nothing_and_restarts_nothing(spec, tmp_path):
 
 
 def test_a_run_tells_what_it_reads_and_reads_on_where_it_stopped(spec):
-    run = built(load("decoder/tiny", spec()["overrides"]), None, None, ALONE)
+    run = built(load("decoder/tiny", spec()["overrides"]), None, ALONE)
     assert run.rows.of_run(run.steps).words == "streams of 4 sentences, 6 at the end"
     batches = [run.batches(step)[0] for step in range(run.steps)]
     assert [batch.end_weight for batch in batches] == [1.0] * 5 + [0.05] * 15
