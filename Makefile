@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
-	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $(p))))
+	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 BIN := $(VENV)/bin
 
 .PHONY: demo test mutations check clean
@@ -31,9 +31,9 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,sentences]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,text,hub,tensorboard,wandb,harness,export,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,sentences,text,hub,tensorboard,wandb,harness,export,test]'
 	@touch $@

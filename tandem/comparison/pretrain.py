@@ -18,12 +18,13 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
-from tandem.corpus import SUBSET, Corpus, Order, prepare, sentences_of
+from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
+from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, documents_to_score
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text
 from tandem.generation.speed import Decoding, measure_decoding
-from tandem.recipe import Recipe
+from tandem.recipe import Recipe, UserError
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
@@ -79,8 +80,19 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
     return Run(recipe, corpus, steps, ranks, fresh)
 
 
+def require_splitter(recipe: Recipe) -> None:
+    """Raises: UserError where the network reads sentences, and what finds them is not installed."""
+    if recipe.choice("network").reads_sentences:
+        name, splitter = recipe.value("network.name"), (recipe.corpus.sentences or Segmentation()).splitter
+        try:
+            version_of(splitter)
+        except UserError as error:
+            raise UserError(f"network {name} reads sentences, corpus.sentences.splitter {splitter}: {error}") from error
+
+
 def prepared(recipe: Recipe) -> Corpus:
     """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
+    require_splitter(recipe)
     with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
     texts = text_stores(recipe, corpus)  # what cannot be read or scored is told before anything is spent

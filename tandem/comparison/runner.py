@@ -23,6 +23,7 @@ from rich.live import Live
 
 import tandem
 from tandem.comparison.folder import StudyFolder
+from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.report import table
 from tandem.comparison.study import Job, Study
 from tandem.recipe import UserError
@@ -55,6 +56,9 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
     """
     folder = StudyFolder(study, path)
     folder.open()
+    for job in folder.jobs():
+        if not folder.settled(job):
+            require_splitter(study.recipe(job))  # before the first of them is trained
     if elsewhere := _work(folder, processes):
         names = ", ".join(job.name for job in elsewhere)
         say(f"{names}: in training by other commands; the last one writes the report", "elsewhere")

@@ -29,7 +29,7 @@ Pieces = tuple[list[str], int]
 
 def version_of(splitter: str) -> str:
     """The version of the package that splits, which decides where. Raises: UserError where it is not installed."""
-    package, extra = {"rules": ("pysbd", "text"), "sat": ("wtpsplit", "sat")}.get(splitter, ("", ""))
+    package, extra = {"rules": ("pysbd", "sentences"), "sat": ("wtpsplit", "sat")}.get(splitter, ("", ""))
     if not package:
         return ""
     require(package, extra)
@@ -45,7 +45,7 @@ def splitter(name: str, weights: str | None, threshold: float | None) -> Callabl
 def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
     """By pysbd, line by line. A line that does not come back as it was (pysbd loses characters that it uses as marks,
     and spaces around runs of dots) is cut after `.`, `!` and `?` before white space instead."""
-    segment = require("pysbd", "text").Segmenter(language="en", clean=False).segment
+    segment = require("pysbd", "sentences").Segmenter(language="en", clean=False).segment
 
     def split(text: str) -> Pieces:
         pieces, by_pattern = [], 0

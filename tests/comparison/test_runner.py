@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from tandem.cli import main
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
+from tandem.recipe import UserError
 from tandem.training.observers import CLOCK_KEYS
 
 CLOCKS = {*CLOCK_KEYS, "evaluation_seconds", "prefill_seconds", "tokens_per_second"}
@@ -132,6 +133,14 @@ def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, 
     asked = ["compare", str(tmp_path / "tiny.yaml"), "--studies", str(tmp_path), "--list"]
     listed = CliRunner().invoke(main, asked).stdout.splitlines()
     assert "finished" in listed[0] and "failed: budget" in listed[1]
+
+
+def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small_corpus, monkeypatch):
+    study = read(tmp_path, small_corpus, text=STUDY.replace("{network.depth: 1}", "{recipe: gestalt/tiny}"))
+    monkeypatch.setitem(sys.modules, "pysbd", None)
+    with pytest.raises(UserError, match=r"network gestalt reads sentences, .* rules: .*'tandem-lm\[sentences\]'"):
+        runner.compare(study, tmp_path / "tiny")
+    assert not list((tmp_path / "tiny" / "runs").iterdir())
 
 
 def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, small_corpus, monkeypatch):
