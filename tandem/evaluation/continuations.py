@@ -1,4 +1,4 @@
-"""What a network would say next: likelihoods of given continuations, and its likeliest ones, token by token.
+"""How likely a network finds given continuations, and whether it would have written them.
 
 Everything is asked of a session, so that every network that generates can be asked: the log-likelihood of a
 continuation is what generation would have paid for it, and it is greedy where generation would have written it. A
@@ -79,19 +79,6 @@ def answers(
         done += len(prompts)
         progress(done, len(by_prompt))
     return [found[asked] for asked in questions]
-
-
-@torch.no_grad()
-def greedy(network: Network, prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
-    """Yields at each of `most` steps what every row most likely goes on with, a token or a boundary that the network
-    writes, too; stop asking when enough is known."""
-    session = network.session(len(prompts))
-    logits = session.prefill([list(prompt) for prompt in prompts])
-    for left in reversed(range(most)):
-        tokens = logits[:, : network.ids].argmax(-1)  # spare rows of a table are no text
-        yield tokens.tolist()
-        if left:
-            logits = session.step(tokens)
 
 
 def _batches(

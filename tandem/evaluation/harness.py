@@ -7,7 +7,7 @@ What the harness asks, and where the answers come from:
 
     loglikelihood           continuations.py: sessions, as in generation
     loglikelihood_rolling   likelihood.py: the ruler, tokens 2 to last of each text, its end included
-    generate_until          sessions, the likeliest token each time
+    generate_until          generation at temperature 0
 
 A network that can not do one of these says so in its own words, which the command shows. A text that starts with no
 context is not asked for its first token, by any method: with an empty prompt, the first token is the prompt.
@@ -34,9 +34,11 @@ from lm_eval.tasks import TaskManager
 
 from tandem.corpus import Segmentation, Store, Tokenizer
 from tandem.corpus.store import StoreWriter
-from tandem.evaluation.continuations import answers, greedy, question
+from tandem.evaluation.continuations import answers, question
 from tandem.evaluation.likelihood import likelihood
 from tandem.evaluation.task_files import HUB, TaskFile
+from tandem.generation.generate import generate
+from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
 from tandem.recipe import UserError
 
@@ -48,6 +50,7 @@ RESAMPLES = 1000
 """For standard errors that have no formula, such as that of a perplexity."""
 FEW_SHOT_SEED = 1234
 """The harness's own."""
+LIKELIEST = Sampler(Sampler.Config(temperature=0.0))
 REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by their own"
 
 
@@ -153,16 +156,18 @@ class Harness(TemplateLM):
         """The likeliest text after each prompt, until the document end or one of its stop strings."""
         tokens: list[list[int]] = [[] for _ in prompts]
         texts, going = ["" for _ in prompts], set(range(len(prompts)))
-        vocabulary, boundaries = self.network.vocabulary, self.network.ids - self.network.vocabulary
-        for step in greedy(self.network, prompts, (1 + boundaries) * most):
-            for row in sorted(going):
-                if step[row] == self.eot_token_id:
+        generators = row_generators(0, len(prompts))  # which the likeliest token asks nothing
+        written = generate(
+            self.network, prompts, generators, sampler=LIKELIEST, max_tokens=most, stop=self.eot_token_id
+        )
+        for row, token in written:
+            if token == self.eot_token_id:
+                going.discard(row)
+            elif row in going:
+                tokens[row].append(token)
+                texts[row] = self.tandem_tokenizer.decode(tokens[row])
+                if any(stop in texts[row] for stop in stops[row]):
                     going.discard(row)
-                elif step[row] < vocabulary:  # a boundary that the network writes is no text
-                    tokens[row].append(step[row])
-                    texts[row] = self.tandem_tokenizer.decode(tokens[row])
-                    if len(tokens[row]) == most or any(stop in texts[row] for stop in stops[row]):
-                        going.discard(row)
             if not going:
                 break
         return [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tandem.corpus import IGNORE, Batch
-from tandem.evaluation.continuations import Answer, Question, answers, greedy, question
+from tandem.evaluation.continuations import Answer, Question, answers, question
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError
 from tandem.testing.cases import VOCABULARY, cases, document
@@ -117,12 +117,3 @@ def test_progress_ends_at_all_prompts():
     seen = []
     answers(decoder(), ALONE, rows=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(2, 3), (3, 3)]
-
-
-def test_the_likeliest_tokens_come_one_step_at_a_time():
-    network, steps = decoder(), greedy(decoder(), [[1], [2, 3]], 10**9)
-    first, second = next(steps), next(steps)
-    for row, prompt in enumerate([[1], [2, 3]]):
-        session = network.session(1)
-        assert first[row] == int(session.prefill([prompt]).argmax())
-        assert second[row] == int(session.step(torch.tensor([first[row]])).argmax())
