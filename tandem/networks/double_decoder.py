@@ -182,7 +182,8 @@ class DoubleDecoder(Network):
         A partition gives probabilities; the mean of their logarithms is what a drawn partition is expected to give.
         """
         x = self.embed(batch.tokens) if x is None else x
-        P = 1 if batch.blocks is not None else self.config.score_partitions
+        is_drawn = batch.blocks is None and self.config.partition.strategy == "random_uniform"
+        P = self.config.score_partitions if is_drawn else 1
         latents, targets, nats = self.latents(x, batch.starts), batch.targets.flatten(), 0
         for number in range(P):
             hidden = self.generated(x, latents, batch.starts, self.partition(batch, number=number))
