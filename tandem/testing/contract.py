@@ -77,15 +77,17 @@ def check_causality(case: Case) -> None:
 
 
 def check_future(case: Case) -> None:
-    """A changed future changes no score, however large the change."""
+    """A changed future changes no score, however large the change: of tokens and of embeddings in turn."""
     network, batch = case.build(), case.pack(texts())
     x = network.embed(batch.tokens).detach()
     nll = network.score(batch).detach()
     for cut in range(1, x.shape[1]):
-        changed = torch.cat((x[:, :cut], 1e3 * torch.randn_like(x[:, cut:])), dim=1)
-        others = replace(batch, tokens=torch.cat((batch.tokens[:, :cut], batch.tokens.flip(0, 1)[:, cut:]), dim=1))
-        for scores, what in ((network.score(batch, changed), "embeddings"), (network.score(others), "tokens")):
-            close(scores[:, :cut], nll[:, :cut], EXACT, f"scores before other {what} from {cut} on")
+        if cut % 2:
+            changed = torch.cat((batch.tokens[:, :cut], batch.tokens.flip(0, 1)[:, cut:]), dim=1)
+            scores = network.score(replace(batch, tokens=changed))
+        else:
+            scores = network.score(batch, torch.cat((x[:, :cut], 1e3 * torch.randn_like(x[:, cut:])), dim=1))
+        close(scores[:, :cut], nll[:, :cut], EXACT, f"scores before what changes from {cut} on")
 
 
 def check_documents(case: Case) -> None:
@@ -316,7 +318,7 @@ def check_gradients(case: Case) -> None:
 def check_overfitting(case: Case) -> None:
     """One batch can be learned by heart, as every objective asks for it first."""
     for task in tasks(case.network, settings=1):
-        batches = task.batches([[document(20, 1)], [document(9, 2), document(11, 3)]])
+        batches = task.batches([[document(12, 1)], [document(5, 2), document(7, 3)]])
         network, floor = case.fresh(), task.objective.floor(batches[0])
         optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
         losses = [backward(network, task.objective, batches).item()]

@@ -5,8 +5,9 @@
     python -m tandem.testing.mutations --one-per-network
 
 From a checkout: package and tests are copied to a temporary folder, and there one mutation at a time is applied, its
-test run, and taken back. Exit status 1 if any survives. `applied` does the same inside a running process, where the
-mutation lies in functions, and takes no time.
+test run, and taken back. Tests run in forks of this process, which imports the large libraries once for all. Exit
+status 1 if any survives. `applied` does the same inside a running process, where the mutation lies in functions, and
+takes no time.
 """
 
 import argparse
@@ -16,13 +17,16 @@ import inspect
 import os
 import pkgutil
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
+from typing import NoReturn
+
+import pytest
+import torch
 
 import tandem.networks  # noqa: F401 - importing it registers them
 from tandem.recipe import registered
@@ -126,6 +130,7 @@ def main() -> int:
     if not (root / "tests").is_dir():
         parser.error(f"{root} has no tests: run this in a checkout")
     survived = []
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")
         copy = shutil.copytree(root, Path(folder) / "copy", ignore=left_out)
@@ -145,17 +150,35 @@ def _is_killed(mutation: Mutation, copy: Path) -> bool:
     file = copy / "tandem" / mutation.file
     sound = file.read_bytes()
     file.write_text(mutation.mutated, "utf-8")
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            if not (child := os.fork()):
+                _test(copy, mutation.pytest_arguments, said.fileno())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        finally:
+            file.write_bytes(sound)
+        if code not in (0, 1):
+            said.seek(0)
+            raise RuntimeError(f"{mutation.name}: pytest ended with {code}\n{said.read()[-3000:]}")
+    return code == 1
+
+
+def _test(copy: Path, arguments: list[str], output: int) -> NoReturn:
+    """In a fork: ends the process as pytest does in `copy`, with that package in place of the one that is loaded."""
+    code: int = pytest.ExitCode.INTERNAL_ERROR
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.pytest_arguments]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+        os.dup2(output, 1), os.dup2(output, 2)
+        os.chdir(copy)
+        os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(copy))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tandem"]:
+            del sys.modules[name]
+        sys.modules["__main__"] = ModuleType("__main__")  # which a test's processes would load again
+        code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *arguments])
     finally:
-        file.write_bytes(sound)
-    if run.returncode not in (0, 1):
-        raise RuntimeError(
-            f"{mutation.name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}{run.stderr[-1000:]}"
-        )
-    return run.returncode == 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

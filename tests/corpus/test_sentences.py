@@ -182,7 +182,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(store, tmp_pa
     with pytest.raises(UserError, match=r"wtpsplit is not installed; pip install 'tandem-lm\[sat\]'"):
         segment(store, Segmentation(splitter="sat", weights=str(tmp_path)))
     monkeypatch.setitem(sys.modules, "pysbd", None)
-    with pytest.raises(UserError, match=r"pysbd is not installed; pip install 'tandem-lm\[text\]'"):
+    with pytest.raises(UserError, match=r"pysbd is not installed; pip install 'tandem-lm\[sentences\]'"):
         segment(store, Segmentation())
 
 
