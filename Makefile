@@ -25,15 +25,18 @@ clean:
 	rm -rf $(VENV)
 
 # The constraints file pins every version; torch's size depends on the package index: with CUDA by default on Linux.
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gives the small build.
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gives the small build. pip would compile with one core alone.
+$(VENV)/.core: EXTRAS := plots,statistics,sentences
+$(VENV)/.test: EXTRAS := plots,statistics,sentences,text,hub,tensorboard,wandb,harness,export,test
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	-e '.[$(EXTRAS)]' && { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib; touch $@; }
+
 $(VENV)/.core: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer (set PYTHON=/path/to/python)" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,sentences]'
-	@touch $@
+	@$(INSTALL)
 
 $(VENV)/.test: $(VENV)/.core
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,statistics,sentences,text,hub,tensorboard,wandb,harness,export,test]'
-	@touch $@
+	@$(INSTALL)

@@ -18,7 +18,7 @@ LINES = [line for line in LINES if line.startswith("tandem ")]
 def without_extras(folder: Path) -> str:
     """A folder that, on PYTHONPATH, hides from a process what `make demo` does not install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    installed = re.search(r"-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())[1].split(",")
+    installed = re.search(r"/\.core: EXTRAS := ([\w,]+)", (ROOT / "Makefile").read_text())[1].split(",")
     hidden = [re.match(r"[\w-]+", need)[0] for name in extras.keys() - set(installed) for need in extras[name]]
     assert {"pyarrow", "transformers", "triton"} <= set(hidden) and "matplotlib" not in hidden
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({hidden})\n")
