@@ -50,7 +50,7 @@ RESAMPLES = 1000
 """For standard errors that have no formula, such as that of a perplexity."""
 FEW_SHOT_SEED = 1234
 """The harness's own."""
-LIKELIEST = Sampler(Sampler.Config(temperature=0.0))
+LIKELIEST = Sampler(Sampler.Config.model_validate({"temperature": 0.0}))
 REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by their own"
 
 

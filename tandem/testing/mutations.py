@@ -167,7 +167,8 @@ def _test(copy: Path, arguments: list[str], output: int) -> NoReturn:
     """In a fork: ends the process as pytest does in `copy`, with that package in place of the one that is loaded."""
     code: int = pytest.ExitCode.INTERNAL_ERROR
     try:
-        os.dup2(output, 1), os.dup2(output, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.chdir(copy)
         os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
@@ -177,7 +178,8 @@ def _test(copy: Path, arguments: list[str], output: int) -> NoReturn:
         sys.modules["__main__"] = ModuleType("__main__")  # which a test's processes would load again
         code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *arguments])
     finally:
-        sys.stdout.flush(), sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
