@@ -125,10 +125,10 @@ def check_reading(case: Case) -> None:
 
 
 def check_probabilities(case: Case) -> None:
-    """Ids of the vocabulary, and boundaries where a network predicts them, share all the probability."""
+    """Ids of the vocabulary, and boundaries where a network draws them, share all the probability."""
     network, text = case.build(), document(20, 1)
     begin = 6 if network.suffixes_only else 0
-    total = log_probabilities(network, text, prompt=begin + 1 if begin else None)[begin:].exp().sum(-1)
+    total = log_probabilities(network, text, prompt=begin + 1 if begin else None)[begin:, : network.ids].exp().sum(-1)
     close(total, torch.ones_like(total), EXACT, "sum of the probabilities of all ids")
     logits = network.session(1).prefill([text])
     assert logits.shape == (1, len(network.head)), f"a session's logits have shape {tuple(logits.shape)}"
