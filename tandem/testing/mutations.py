@@ -1,21 +1,23 @@
 """Bugs of the kind people ship, each with the test that must then fail: what keeps the tests honest.
 
-    python -m tandem.testing.mutations                   all of them, about five seconds each
+    python -m tandem.testing.mutations                   all of them, about seven seconds each
     python -m tandem.testing.mutations --only pads       those whose name contains a word
     python -m tandem.testing.mutations --one-per-network
 
 From a checkout: package and tests are copied to a temporary folder, and there one mutation at a time is applied, its
-test run, and taken back. Tests run in forks of this process, which imports the large libraries once for all. Exit
-status 1 if any survives. `applied` does the same inside a running process, where the mutation lies in functions, and
-takes no time.
+test run, which passes without, and taken back. Tests run in forks of this process, which imports the large libraries
+once for all. Exit status 1 if any survives. `applied` does the same inside a running process, where the mutation lies
+in functions, and takes no time.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib
 import inspect
 import os
 import pkgutil
+import runpy
 import shutil
 import sys
 import tempfile
@@ -28,7 +30,6 @@ from typing import NoReturn
 import pytest
 import torch
 
-import tandem.networks  # noqa: F401 - importing it registers them
 from tandem.recipe import registered
 from tandem.testing import bugs
 
@@ -95,6 +96,8 @@ def applied(mutation: Mutation) -> Iterator[None]:
 
 def one_per_network() -> dict[str, Mutation]:
     """For every registered network a mutation of its own file that a check of the contract must notice."""
+    import tandem.networks  # noqa: F401 - importing it registers them
+
     files = {name: inspect.getfile(cls) for name, cls in registered("network").items()}
     return {
         name: next(m for m in MUTATIONS if file.endswith(m.file) and not m.test.startswith("tests/"))
@@ -124,13 +127,14 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="those whose name or file contains it")
     parser.add_argument("--one-per-network", action="store_true", help="one bug in the file of each network")
     options = parser.parse_args()
-    chosen = list(one_per_network().values()) if options.one_per_network else MUTATIONS
-    chosen = [m for m in chosen if options.only in m.name or options.only in m.file]
     root = PACKAGE.parent
     if not (root / "tests").is_dir():
         parser.error(f"{root} has no tests: run this in a checkout")
-    survived = []
+    runpy.run_path(str(root / "conftest.py"))  # before one_per_network imports all else
     torch.set_num_threads(1)
+    chosen = list(one_per_network().values())
+    chosen = [m for m in (chosen if options.one_per_network else MUTATIONS) if options.only in m.name + m.file]
+    survived = []
     with tempfile.TemporaryDirectory() as folder:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")
         copy = shutil.copytree(root, Path(folder) / "copy", ignore=left_out)
@@ -143,27 +147,41 @@ def main() -> int:
 
 
 def _is_killed(mutation: Mutation, copy: Path) -> bool:
-    """Whether the test fails in `copy` while the mutation is applied there.
-
-    Raises: RuntimeError with the output where pytest could not run the test at all.
+    """Whether the test, which passes in `copy`, fails while the mutation is applied there. Raises: as `_fails`, and
+    RuntimeError where it fails anyway.
     """
+    arguments = tuple(mutation.pytest_arguments)
+    _require_pass(copy, arguments)
     file = copy / "tandem" / mutation.file
     sound = file.read_bytes()
     file.write_text(mutation.mutated, "utf-8")
-    with tempfile.TemporaryFile("w+") as said:
-        try:
-            if not (child := os.fork()):
-                _test(copy, mutation.pytest_arguments, said.fileno())
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        finally:
-            file.write_bytes(sound)
-        if code not in (0, 1):
-            said.seek(0)
-            raise RuntimeError(f"{mutation.name}: pytest ended with {code}\n{said.read()[-3000:]}")
-    return code == 1
+    try:
+        return _fails(copy, arguments)[0]
+    finally:
+        file.write_bytes(sound)
 
 
-def _test(copy: Path, arguments: list[str], output: int) -> NoReturn:
+@functools.cache
+def _require_pass(copy: Path, arguments: tuple[str, ...]) -> None:
+    fails, said = _fails(copy, arguments)
+    if fails:
+        raise RuntimeError(f"{arguments[0]} fails without any mutation\n{said}")
+
+
+def _fails(copy: Path, arguments: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether pytest fails, and what it said. Raises: RuntimeError where it could not run the test at all."""
+    with tempfile.TemporaryFile("w+") as output:
+        if not (child := os.fork()):
+            _test(copy, arguments, output.fileno())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        said = output.read()[-3000:]
+    if code not in (0, 1):
+        raise RuntimeError(f"pytest {' '.join(arguments)} ended with {code}\n{said}")
+    return code == 1, said
+
+
+def _test(copy: Path, arguments: tuple[str, ...], output: int) -> NoReturn:
     """In a fork: ends the process as pytest does in `copy`, with that package in place of the one that is loaded."""
     code: int = pytest.ExitCode.INTERNAL_ERROR
     try:
