@@ -11,10 +11,17 @@ if TYPE_CHECKING:
     from tandem.training.run import Run
 
 
+COUNTED = 3
+"""Steps that are timed: the last ones, of which the median is taken."""
+STEADY, MOST = 1.5, 12
+"""More steps are taken, at most so many, until these differ by no more than this factor: some networks are compiled
+again in their second step, or their fourth."""
+
+
 @dataclass(frozen=True)
 class Speed:
-    """Measured over a few steps on a copy: seconds for one step, seconds before the first, bytes at the peak; FLOPs
-    of one of these steps."""
+    """Measured over a few steps on a copy: seconds for one step, seconds before the first that counts, bytes at the
+    peak; FLOPs of one of these steps."""
 
     step_seconds: float
     start_seconds: float
@@ -26,17 +33,14 @@ class Speed:
         return self.step_seconds * (flops / self.flops)
 
 
-def measure(scratch: "Run", steps: int = 3) -> Speed:
+def measure(scratch: "Run") -> Speed:
     """Takes a few steps of `scratch`, which is spoilt by it; of several processes the slowest and the largest count."""
-    began = time.perf_counter()
-    take_step(scratch, 0)
-    start_seconds = time.perf_counter() - began
-    taken = []
-    for step in range(1, steps + 1):
+    taken: list[float] = []
+    while len(taken) <= COUNTED or (len(taken) < MOST and max(taken[-COUNTED:]) > STEADY * min(taken[-COUNTED:])):
         began = time.perf_counter()
-        take_step(scratch, step)
+        take_step(scratch, len(taken) % (COUNTED + 1))
         finish(scratch.device.value)
-        taken.append(time.perf_counter() - began)
-    memory = peak_memory(scratch.device.value)
-    step_seconds, start_seconds, memory = scratch.ranks.largest(sorted(taken)[len(taken) // 2], start_seconds, memory)
-    return Speed(step_seconds, start_seconds, int(memory), scratch.flops(1))
+        taken += scratch.ranks.largest(time.perf_counter() - began)  # alike in all, or one would take a step alone
+    (memory,) = scratch.ranks.largest(peak_memory(scratch.device.value))
+    step_seconds = sorted(taken[-COUNTED:])[COUNTED // 2]
+    return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1))

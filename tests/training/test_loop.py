@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tandem.corpus import Batch, prepare
 from tandem.recipe import load
+from tandem.training import speed
 from tandem.training.health import NotFinite
 from tandem.training.loop import take_step, train
 from tandem.training.run import Run
@@ -72,10 +74,26 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(make_run):
 
 def test_measuring_leaves_the_run_as_it_was(make_run):
     measured, fresh = make_run(), make_run()
-    speed = measured.measure()
-    assert speed.step_seconds > 0 and speed.memory > 0
+    found = measured.measure()
+    assert found.step_seconds > 0 and found.memory > 0
     for step in range(2):
         assert take_step(measured, step).means() == take_step(fresh, step).means()
+
+
+@pytest.mark.parametrize(
+    ("durations", "step", "start"),
+    [
+        ([9, 1, 1.2, 1.4], 1.2, 9),
+        ([9, 8, 7, 2, 1, 1.1, 1], 1, 26),  # compiled again, and again
+        ([1, 2] * 6, 2, 13),  # never steady
+    ],
+)
+def test_steps_are_timed_when_they_are_steady(make_run, monkeypatch, durations, step, start):
+    run, clock, left = make_run(), [0.0], list(durations)
+    monkeypatch.setattr(speed, "take_step", lambda run, step: clock.append(clock[-1] + left.pop(0)))
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+    found = speed.measure(run)
+    assert (found.step_seconds, found.start_seconds) == pytest.approx((step, start)) and not left
 
 
 @pytest.mark.parametrize(

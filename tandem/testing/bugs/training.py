@@ -40,6 +40,10 @@ BUGS = {
         ("the decay ends a step early", "tests/training/test_schedule.py",
          "(self.steps - step) / decay", "(self.steps - step - 1) / decay"),
     ],
+    "training/speed.py": [
+        ("a step is timed that is compiled again", "tests/training/test_loop.py",
+         "max(taken[-COUNTED:]) > STEADY * min(taken[-COUNTED:])", "False"),
+    ],
     "training/loop.py": [
         ("a resumed run repeats its last step", "tests/training/test_resume.py",
          "seconds = step + 1, run", "seconds = step, run"),
