@@ -1,6 +1,6 @@
 """Bugs of the kind people ship, each with the test that must then fail: what keeps the tests honest.
 
-    python -m tandem.testing.mutations                   all of them, about seven seconds each
+    python -m tandem.testing.mutations                   all of them, in some seconds each
     python -m tandem.testing.mutations --only pads       those whose name contains a word
     python -m tandem.testing.mutations --one-per-network
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 COUNTED = 3
 """Steps that are timed: the last ones, of which the median is taken."""
 STEADY, MOST = 1.5, 12
-"""More steps are taken, at most so many, until these differ by no more than this factor: some networks are compiled
-again in their second step, or their fourth."""
+"""More steps are taken, at most so many, until these differ by no more than this factor: gestalt is compiled again in
+its second step and its third, which then take 4.3 and 4.9 s where others take 0.9."""
 
 
 @dataclass(frozen=True)
