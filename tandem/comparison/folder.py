@@ -24,11 +24,13 @@ from tandem.comparison.pretrain import prepared
 from tandem.comparison.report import write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
+from tandem.comparison.summary import Summary
 from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.training.display import clock, scaled
 from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
 from tandem.training.run import Run
+from tandem.training.sinks import as_line
 
 FREE = ("title", "question")
 """Keys of a study that decide nothing."""
@@ -134,13 +136,18 @@ class StudyFolder:
     def results(self) -> list[Result]:
         return [self.result(job) for job in self.jobs() if self.finished(job)]
 
+    def summary(self) -> Summary:
+        """Raises: UserError where runs were scored on different documents."""
+        trials = self.study.trials()
+        diverged = {(job.arm, job.rate) for job in trials if job.rate and self.settled(job) and not self.finished(job)}
+        return Summary.of(self.study, self.results(), diverged)
+
     def write(self) -> Path:
         """Writes what is finished in all forms; returns the path of the report."""
         with self._alone():
-            results = self.results()  # under the lock, or an older report could replace a newer one
-            lines = (json.dumps(result.as_numbers()) + "\n" for result in results)
-            replace_file(self.path / "results.jsonl", "".join(lines).encode())
-            return write_report(self.study, results, self.path)
+            summary = self.summary()  # under the lock, or an older report could replace a newer one
+            replace_file(self.path / "results.jsonl", b"".join(as_line(r.as_numbers()) for r in self.results()))
+            return write_report(summary, self.path)
 
     def missing(self) -> list[str]:
         """Why what is not finished is not, a line each."""

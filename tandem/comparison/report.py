@@ -37,22 +37,16 @@ from tandem.training.folder import leaves, replace_file
 TEMPLATE = Path(__file__).with_name("report.html")
 
 
-def write_report(study: Study, results: list[Result], folder: Path) -> Path:
+def write_report(summary: Summary, folder: Path) -> Path:
     """Writes report.html and table.txt into `folder`; returns the path of the page.
 
-    Raises: UserError where runs were scored on different documents, or scipy is missing.
+    Raises: UserError where scipy is missing.
     """
-    summary = Summary.of(study, results)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "table.txt", plain(summary).encode())
     page = folder / "report.html"
     replace_file(page, _page(summary).encode())
     return page
-
-
-def table(study: Study, results: list[Result]) -> str:
-    """The verdict and the main tables as plain text; up to the word "clock" a function of the results' likelihoods."""
-    return plain(Summary.of(study, results))
 
 
 def _page(summary: Summary) -> str:
@@ -268,7 +262,8 @@ def _trials(summary: Summary) -> str:
         losses = summary.trial_losses(arm)
         finite = [loss for loss in losses.values() if math.isfinite(loss)]
         best = min(finite, default=math.nan)
-        cells = [f"{fixed(losses[r])}{' ★' if losses[r] == best else ''}" if r in losses else NONE for r in rates]
+        shown = {r: fixed(x) + " ★" * (x == best) if math.isfinite(x) else "not finite" for r, x in losses.items()}
+        cells = [shown.get(rate, NONE) for rate in rates]
         spread = fixed(max(finite) - best) if finite else NONE
         rows.append([arm, *cells, spread])
     part = summary.study.keys.trial_share

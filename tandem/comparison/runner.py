@@ -24,8 +24,8 @@ from rich.live import Live
 import tandem
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
-from tandem.comparison.report import table
 from tandem.comparison.study import Job, Study
+from tandem.comparison.table import plain
 from tandem.recipe import UserError
 from tandem.training.display import TERMINAL, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
@@ -64,7 +64,7 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
         say(f"{names}: in training by other commands; the last one writes the report", "elsewhere")
         return
     page = folder.write()
-    say(table(study, folder.results()))
+    say(plain(folder.summary()))
     say(page, "report")
     if missing := folder.missing():
         raise Failed("\n".join([*missing, "the report is without these; the same command tries them again"]))

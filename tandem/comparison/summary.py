@@ -5,7 +5,7 @@ trials are kept apart. What a run spent before it reached a loss is read off its
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -38,9 +38,11 @@ class Summary:
     runs: dict[str, list[Result]]
     """By arm, in the order of the seeds."""
     trials: dict[str, list[Result]]
+    diverged: Set[tuple[str, float]]
+    """(arm, learning rate) of trials that ended because their loss was not finite: they have no result."""
 
     @classmethod
-    def of(cls, study: Study, results: Sequence[Result]) -> "Summary":
+    def of(cls, study: Study, results: Sequence[Result], diverged: Set[tuple[str, float]] = frozenset()) -> "Summary":
         """Raises: UserError where runs were scored on different documents."""
         order = {seed: place for place, seed in enumerate(study.seeds)}
         runs = {arm: [r for r in results if r.arm == arm and r.seed in order and not r.trial] for arm in study.arms}
@@ -55,7 +57,7 @@ class Summary:
                         f"{result.folder.name} and {flat[0].folder.name} were scored on different documents; "
                         "delete one of these runs, and the study makes it again"
                     )
-        return cls(study, runs, trials)
+        return cls(study, runs, trials, diverged)
 
     @property
     def flat(self) -> list[Result]:
@@ -128,9 +130,10 @@ class Summary:
     # Trials -------------------------------------------------------------------------------------------------------
 
     def trial_losses(self, arm: str) -> dict[float, float]:
-        """Learning rate -> nats per token of its trials, of those made."""
+        """Learning rate -> nats per token of its trials, of those made; nan where the loss was not finite."""
         by_rate = {rate: [r.nats_per_token for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates}
-        return {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
+        made = {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
+        return made | {rate: math.nan for rate in self.study.rates if (arm, rate) in self.diverged}
 
     # What a reader must know --------------------------------------------------------------------------------------
 

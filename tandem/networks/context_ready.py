@@ -59,8 +59,6 @@ class CorrectionConfig(Settings):
     correction: Literal["add", "token_blind", "concat", "block_head", "tied"] = "add"
     """c_t from h (of the token before) and e (its own embedding): F(norm(h + e)); F(norm(h)), 0 at the first token;
     F of norm(h) beside e; what the blocks added to the token before, without F; as add, with the last block's MLP."""
-    correction_norm: bool = True
-    """A LayerNorm before F."""
     correction_init: Literal["standard", "zero"] = "standard"
     """zero: the last matrix of F is 0, so that the network starts as the one it wraps, for any number of passes."""
     passes: int = Field(5, ge=1)
@@ -95,8 +93,7 @@ class Correction(nn.Module):
         super().__init__()
         c, C = config, config.width
         self.config, self.kind = config, c.correction
-        has_norm = c.correction_norm and c.correction != "block_head"
-        self.norm = nn.LayerNorm(C, eps=c.norm_eps) if has_norm else nn.Identity()
+        self.norm = nn.Identity() if c.correction == "block_head" else nn.LayerNorm(C, eps=c.norm_eps)
         inputs = 2 * C if c.correction == "concat" else C
         self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
 

@@ -27,20 +27,14 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line, appended by one write: a process that is killed loses at most the line it is writing.
-
-    Floats are written so that they read back bit for bit. JSON knows neither nan nor inf: such a value is null, and
-    named in `not_finite`, as in {"norm": null, "not_finite": {"norm": "inf"}}.
-    """
+    """One JSON object a line, appended by one write: a process that is killed loses at most the line it is writing."""
 
     def __init__(self, path: Path):
         self.path = path
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: Record, text: str = "") -> None:
-        odd = {key: repr(value) for key, value in leaves(record) if _is_odd(value)}
-        line = json.dumps(_finite(record) | {"not_finite": odd} if odd else record, ensure_ascii=False, allow_nan=False)
-        data = line.encode() + b"\n"
+        data = as_line(record)
         try:
             while data:  # a disk that is nearly full takes a part, and refuses the rest
                 data = data[self.file.write(data) :]
@@ -126,6 +120,17 @@ def _numbers(record: Record) -> dict[str, int | float]:
     """Every number of a record by `kind/key`, but for its step."""
     numbers = ((key, value) for key, value in leaves(record) if isinstance(value, int | float) and key != "step")
     return {f"{record['kind']}/{key.replace('.', '/')}": value for key, value in numbers}
+
+
+def as_line(record: Record) -> bytes:
+    """A record as a line of JSON.
+
+    Floats are written so that they read back bit for bit. JSON knows neither nan nor inf: such a value is null, and
+    named in `not_finite`, as in {"norm": null, "not_finite": {"norm": "inf"}}.
+    """
+    odd = {key: repr(value) for key, value in leaves(record) if _is_odd(value)}
+    line = json.dumps(_finite(record) | {"not_finite": odd} if odd else record, ensure_ascii=False, allow_nan=False)
+    return line.encode() + b"\n"
 
 
 def _finite(record: Record) -> Record:

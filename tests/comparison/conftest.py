@@ -86,9 +86,10 @@ def run(tmp_path):
 @pytest.fixture
 def page(tmp_path):
     from tandem.comparison.report import write_report
+    from tandem.comparison.summary import Summary
 
-    def write(study, results) -> str:
-        path: Path = write_report(study, results, tmp_path / "study")
+    def write(study, results, diverged=frozenset()) -> str:
+        path: Path = write_report(Summary.of(study, results, diverged), tmp_path / "study")
         return path.read_text("utf-8")
 
     return write

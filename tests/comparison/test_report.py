@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("scipy")
 
 from tandem.comparison.charts import log_ticks, ticks
-from tandem.comparison.report import table
 from tandem.comparison.results import DOCUMENTS, Point, read_result
 from tandem.comparison.summary import Summary, spent_until
+from tandem.comparison.table import plain
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
 
@@ -92,7 +92,7 @@ def test_the_page_loads_nothing_and_closes_what_it_opens_for_every_kind_of_study
     for headline, (study, results) in kinds.items():
         text = Page(page(study, results)).text
         assert headline in text and "nan" not in text, headline
-        assert headline in table(study, results)
+        assert headline in plain(Summary.of(study, results))
         assert ("wins" in text) == (headline == "sps wins")
 
 
@@ -129,7 +129,9 @@ def test_a_trial_whose_likelihood_is_not_finite_is_not_the_best(make_study, run,
     trials[0] = dataclasses.replace(trials[0], nats=trials[0].nats * math.nan)
     text = Page(page(make_study(rates=rates), [*everything(run), *trials])).text
     best, spread = trials[1].nats_per_token, trials[2].nats_per_token - trials[1].nats_per_token
-    assert f"{best:.4f} ★" in text and f"{spread:.4f}" in text
+    assert f"{best:.4f} ★" in text and f"{spread:.4f}" in text and text.count("not finite") == 1
+    ended = Page(page(make_study(rates=rates), [*everything(run), *trials[:2]], {("sps", 4e-3)})).text
+    assert ended.count("not finite") == 2 and "sps, trial at" not in ended  # it told enough: nothing is missing
 
 
 def test_warnings(make_study, run):
@@ -150,12 +152,12 @@ def test_runs_scored_on_other_documents_are_refused(make_study, run):
     results = everything(run)
     results[4] = dataclasses.replace(results[4], documents=results[4].documents + 1)
     with pytest.raises(UserError, match="different documents"):
-        table(make_study(), results)
+        plain(Summary.of(make_study(), results))
 
 
 def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
-    slow = {"training_seconds": 1.0}
-    first, second = table(make_study(), everything(run)), table(make_study(), everything(run, **slow))
+    told = [everything(run), everything(run, training_seconds=1.0)]
+    first, second = (plain(Summary.of(make_study(), results)) for results in told)
     likelihood, clock = first.split("by the clock")
     assert likelihood == second.split("by the clock")[0] and clock != second.split("by the clock")[1]
     sps = next(line for line in likelihood.splitlines() if line.startswith("sps  "))
@@ -194,8 +196,8 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     gained = paid.judgement.to_baseline["sps"].mean - free.judgement.to_baseline["sps"].mean
     assert gained == pytest.approx(0.05)
     told_so = "are paid for: their nats are added"
-    assert told_so in table(study, told) and told_so not in table(study, results)
-    assert told_so in Page(page(study, told)).text and "0.0500" in table(study, told)
+    assert told_so in plain(Summary.of(study, told)) and told_so not in plain(Summary.of(study, results))
+    assert told_so in Page(page(study, told)).text and "0.0500" in plain(Summary.of(study, told))
     everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
     assert not Summary.of(study, everyone).pays_for_ends  # equal information
     spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
