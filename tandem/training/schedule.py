@@ -76,28 +76,30 @@ class WSDByTokens:
     class Config(Settings):
         warmup: int = Field(50_000_000, ge=1)
         """Length of the warm-up in tokens."""
-        tokens: int = Field(20_000_000_000, ge=1)
-        """Of the whole run."""
-        decay: int = Field(2_000_000_000, ge=1)
-        """Length of the decay in tokens."""
+        tokens: int | None = Field(None, ge=1)
+        """Of the whole run; null: of its steps, all of them whole."""
+        decay: float = Field(0.1, gt=0, le=1)
+        """Length of the decay, a share of these tokens."""
         floor: float = Field(0.1, ge=0, le=1)
         """Rate after all tokens, as a share of the peak."""
         tokens_per_step: int = Field(393_216, ge=1)
         """Rows times context: positions, whatever text they read."""
 
     def __init__(self, config: Config, steps: int):
-        self.config = config
+        self.config, self.tokens = config, config.tokens or steps * config.tokens_per_step
 
     @classmethod
     def check(cls, recipe: Recipe):
-        batch, given = recipe.batch, recipe.schedule.tokens_per_step
-        if given != batch.rows * batch.context:
-            yield "schedule.tokens_per_step", f"must be batch.rows x batch.context = {batch.rows * batch.context}"
+        a_step, c, budget = recipe.batch.rows * recipe.batch.context, recipe.schedule, recipe.budget
+        if c.tokens_per_step != a_step:
+            yield "schedule.tokens_per_step", f"must be batch.rows x batch.context = {a_step}"
+        if c.tokens and (budget.unit != "tokens" or abs(budget.amount - c.tokens) >= a_step):
+            yield "schedule.tokens", f"the budget is {budget}; null takes the tokens of the run"
 
     def __call__(self, step: int) -> float:
         c = self.config
         seen = max(step, 1) * c.tokens_per_step
-        left = max(0.0, min(1.0, (c.tokens - seen) / c.decay))
+        left = max(0.0, min(1.0, (self.tokens - seen) / (c.decay * self.tokens)))
         return min(1.0, seen / c.warmup) * (c.floor + (1 - c.floor) * left)
 
 

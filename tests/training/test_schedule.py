@@ -1,7 +1,10 @@
 """Rates at named steps, worked out by hand from the papers' formulas."""
 
+import re
+
 import pytest
 
+from tandem.recipe import UserError, load
 from tandem.training.schedule import WSD, Cosine, Linear, WSDByTokens
 
 
@@ -22,9 +25,34 @@ def test_wsd_ends_at_its_floor():
 
 def test_wsd_by_tokens_is_that_of_state_prediction_separation():
     """20 billion tokens in steps of 393,216, from 6e-4 to 6e-5."""
-    got = rates(WSDByTokens, {}, 50_863, 6e-4, [0, 1, 64, 128, 45_776, 45_777, 48_320, 50_862])
+    at = [0, 1, 64, 128, 45_776, 45_777, 48_320, 50_862]
+    got = rates(WSDByTokens, {"tokens": 20_000_000_000}, 50_863, 6e-4, at)
     expected = [4.718592e-6, 4.718592e-6, 3.01989888e-4, 6e-4, 6e-4, 5.9993281536e-4, 3.299467776e-4, 6.006690816e-5]
     assert got == pytest.approx(expected, rel=0, abs=1e-12)
+    assert rates(WSDByTokens, {}, 50_863, 6e-4, at) == pytest.approx(expected, rel=1e-3)
+
+
+def test_wsd_by_tokens_falls_at_the_end_of_any_budget():
+    steps = load("sps/s", ["budget=1e10 tokens"]).budget.amount // 393_216
+    got = rates(WSDByTokens, {}, int(steps), 1.0, [int(0.89 * steps), int(0.95 * steps), int(steps)])
+    assert got == pytest.approx([1.0, 0.55, 0.1], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "budget=1e10 tokens",
+            "schedule.tokens = 20000000000: the budget is 10000000000 tokens; null takes the tokens of the run",
+        ),
+        ("budget=100 seconds", "schedule.tokens = 20000000000: the budget is 100 seconds; null"),
+        ("batch.rows=8", "schedule.tokens_per_step = 393216 (default): must be batch.rows x batch.context = 32768"),
+    ],
+)
+def test_wsd_by_tokens_refuses_tokens_that_are_not_those_of_the_run(override, said):
+    load("sps/s", ["schedule.tokens=20000000000"])
+    with pytest.raises(UserError, match=re.escape(said)):
+        load("sps/s", ["schedule.tokens=20000000000", override])
 
 
 def test_cosine_is_half_way_in_the_middle():
