@@ -46,7 +46,7 @@ def training(name, settings, context, pairs, is_compiled):
 
 
 def generating(name, settings, rows, pairs):
-    """Times of a prompt and of eight steps after it; every step starts from the same cache."""
+    """Times of a prompt and of eight steps after it, each eight going on where the last ended."""
     networks = [built(name, 1024, **settings), built("decoder", 1024)]
     prompts = torch.randint(VOCABULARY, (rows, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
     held = [network.session(rows) for network in networks]

@@ -62,11 +62,16 @@ def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
 def first_tokens(network: Network, store: Store, documents: list[int], tokens: int) -> Batch:
     """A row for each document: its first `tokens` tokens and what follows each; shorter ones end in document ends.
 
-    Raises: UserError for a network that reads sentences, of which these rows know nothing.
+    Raises: UserError for a network that reads sentences, of which these rows know nothing, and for more tokens than it
+        has learned positions for.
     """
     if network.reads_sentences:
         raise UserError(
             "this analysis shows a network bare tokens, and this one reads sentences; take a run of another"
+        )
+    if network.longest is not None and network.longest < tokens:
+        raise UserError(
+            f"analysis.tokens = {tokens}: this network has learned positions for {network.longest}; ask for no more"
         )
     rows = np.full((len(documents), tokens + 1), store.eos)
     lengths = []

@@ -10,7 +10,8 @@ slot), of squared norm |g|^2 |a|^2; a norm's weight |g * normalised input|^2; th
 one loss holds the norms of all earlier slots of all streams. Of every document `targets` loss positions are drawn, and
 every pair (p, j) of them with p before j gives a ratio, 16 times more for a backward than one slot at a time.
 
-Counted are all parameters in the blocks and the embedding of the slot; head and final norm are shared by none.
+Counted are all parameters in the blocks and the embedding of the slot; head and final norm are left out. A stream that
+its own prediction does not use (the predictions of Reverse SPS) has no present loss, and so no ratio.
 
 Cost: a forward and `targets` backward passes for every row of documents.
 Source: State-Prediction Separation (arXiv 2607.01218), figure 5a.
@@ -65,7 +66,7 @@ class GradientRoles(Analysis):
                 "ask a run with network.moe: null"
             )
         tokens = c.tokens or min(1024, run.recipe.batch.context)
-        first, horizon = tokens // 16, tokens // 2
+        first, horizon = slots(tokens, tokens).start, tokens // 2
         if c.targets > horizon:
             raise UserError(f"analysis.targets = {c.targets}: at most {horizon} with {tokens} tokens; ask for fewer")
         documents = chosen_documents(store, c.documents, shortest=first + horizon + 2)
@@ -80,8 +81,8 @@ class GradientRoles(Analysis):
                 torch.stack(list(parts.values())).sum(0).sqrt().cpu()
                 for parts in squared_norms(network, batch.to(run.device.value), targets)
             ]
-            last_slot = [min(horizon, end - horizon) for end in ends]
-            found.append(_ratios(torch.stack(norms).numpy(), targets.numpy(), last_slot, horizon, begin))
+            end_of_slots = [slots(end, tokens).stop for end in ends]
+            found.append(_ratios(torch.stack(norms).numpy(), targets.numpy(), end_of_slots, horizon, begin))
         ratios = np.concatenate(found)
         return {
             "tokens": tokens,
@@ -186,24 +187,37 @@ def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
             hook.remove()
 
 
+def slots(losses: int, tokens: int) -> range:
+    """Positions that are looked at in a document with so many losses, of which `tokens` at most are asked.
+
+    With 1,024: from 64 to 512, and no further than that the largest offset has a loss.
+    """
+    return range(tokens // 16, min(tokens // 2, losses - tokens // 2))
+
+
 # ---- ratios ---------------------------------------------------------------------------------------------------------
 
 RATIO = np.dtype([("document", int), ("stream", int), ("offset", int), ("ratio", float)])
 
 
 def _ratios(
-    norms_JSBT: np.ndarray, targets_BJ: np.ndarray, last_slot: list[int], horizon: int, first_document: int
+    norms_JSBT: np.ndarray, targets_BJ: np.ndarray, end_of_slots: list[int], horizon: int, first_document: int
 ) -> np.ndarray:
-    """Of all pairs of targets (p, j) of a document with p a slot that is looked at and j at most `horizon` ahead."""
+    """Of all pairs of targets (p, j) of a document with p a slot that is looked at and j at most `horizon` ahead.
+
+    Left out are pairs whose slot has no gradient from its own loss.
+    """
     found = []
     for row, positions in enumerate(targets_BJ):
         offset = positions[None] - positions[:, None]
-        a, c = np.nonzero((positions[:, None] < last_slot[row]) & (offset >= 1) & (offset <= horizon))
+        a, c = np.nonzero((positions[:, None] < end_of_slots[row]) & (offset >= 1) & (offset <= horizon))
         for stream in range(norms_JSBT.shape[1]):
             norms = norms_JSBT[:, stream, row].astype(np.float64)
-            part = np.zeros(len(a), RATIO)
-            part["document"], part["stream"], part["offset"] = first_document + row, stream, offset[a, c]
-            part["ratio"] = norms[c, positions[a]] / norms[a, positions[a]]
+            present, future = norms[a, positions[a]], norms[c, positions[a]]
+            has = present > 0
+            part = np.zeros(has.sum(), RATIO)
+            part["document"], part["stream"], part["offset"] = first_document + row, stream, offset[a, c][has]
+            part["ratio"] = future[has] / present[has]
             found.append(part)
     return np.concatenate(found)
 

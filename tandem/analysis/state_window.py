@@ -17,6 +17,7 @@ from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.recipe import Settings, UserError, register
+from tandem.recipe.settings import require
 from tandem.training.run import Run
 
 
@@ -41,6 +42,7 @@ class StateWindow(Analysis):
         tokens = c.tokens or min(2048, run.recipe.batch.context)
         if c.window >= tokens - 1:
             raise UserError(f"analysis.window = {c.window}: it cuts nothing of {tokens} tokens; ask for a smaller one")
+        require("scipy.signal", "statistics")  # by `smoothed`, after the work
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
         for first in range(0, len(documents), c.rows):

@@ -82,7 +82,8 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             attention_mask: (B, T), 1 at text and 0 at padding; of rows that go on, of all tokens so far.
             past_key_values: what an earlier call with `use_cache` gave; it goes on with `input_ids`, and is changed.
-            labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token.
+            labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token, over
+                the ids of the vocabulary alone.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for.
         """
         cache = past_key_values

@@ -318,7 +318,8 @@ class StreamSession(DecoderSession):
         for source, end in enumerate(ends):
             first = self.columns - end  # column of the store's first entry
             starts, columns = (self.pads[:, None] - first).clamp(0, end), torch.arange(end - queries, end)
-            spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns)[source])
+            reach = self.network.state_window
+            spans.append(stream_spans(self.network.config, starts.expand(-1, queries), columns, reach)[source])
         return Reading(self.network, tuple(spans), keys, device, backend)
 
     def fork(self, rows: Tensor | None = None) -> Self:

@@ -90,7 +90,7 @@ def _nll(hidden_nC: Tensor, weight_VC: Tensor, targets_n: Tensor) -> Tensor:
 
 ALIGNED = {"cuda": 64}
 """By kind of device, the ids that logits are filled up to a multiple of: where a row of logits begins off a multiple of
-16 bytes, as with the 50,302 ids of GPT-2's text, cuBLAS is said to multiply by slower kernels; not measured yet."""
+16 bytes, as with the 50,257 ids of GPT-2's text, cuBLAS is said to multiply by slower kernels; not measured yet."""
 
 
 class _Sums(torch.autograd.Function):

@@ -58,6 +58,16 @@ def test_gradient_roles_tell_the_streams_apart(runs):
     assert (runs / "sps/analysis/gradient_roles.png").stat().st_size > 5000
 
 
+def test_a_stream_without_a_present_loss_has_no_ratios(runs, small_corpus):
+    own = ["network.persistent=predictions", "network.read=inputs"]
+    done = tandem("train", "sps/tiny", "--run", "reverse", "--runs", runs, *SMALL, *small_corpus, *own)
+    assert done.exit_code == 0, done.output
+    done = tandem("analyse", "gradient_roles", runs / "reverse", "tokens=48", "targets=10", "documents=6")
+    assert done.exit_code == 0, done.output
+    streams = json.loads((runs / "reverse/analysis/gradient_roles.json").read_text())["streams"]
+    assert set(streams["predictions"]["mean"]) == {None} and any(streams["inputs"]["mean"])
+
+
 def refused(done, *words):
     assert done.exit_code == 2 and "Traceback" not in done.stderr, done.output
     for word in words:

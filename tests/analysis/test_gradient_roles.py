@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.analysis.gradient_roles import RATIO, _by_offset, _ratios, squared_norms
+from tandem.analysis.gradient_roles import RATIO, _by_offset, _ratios, slots, squared_norms
 from tandem.networks.decoder import Decoder
 from tandem.networks.sps import SPS
 from tandem.testing.cases import Case, document, pack
@@ -73,13 +73,22 @@ def test_norms_are_those_of_a_copy_of_the_parameters_for_every_slot(name):
         assert found[:, int(targets[0, column]) + 1 :].sum() == 0 < found[-1, : int(targets[0, column]) + 1].sum()
 
 
+@pytest.mark.parametrize(("length", "end"), [(578, 65), (1000, 487), (1024, 511), (1025, 512), (9000, 512)])
+def test_slots_are_those_of_the_paper(length, end):
+    """p in [64, min(512, length - 513)), of a document of so many tokens, its end included."""
+    assert slots(min(length - 1, 1024), 1024) == range(64, end)
+
+
 def test_ratios_are_of_pairs_of_targets_within_the_horizon():
     targets = np.array([[2, 3, 7, 20]])
     norms = np.arange(1.0, 4 * 2 * 30 + 1).reshape(4, 2, 1, 30)  # (J, S, B, T)
-    found = _ratios(norms, targets, last_slot=[7], horizon=5, first_document=4)
+    found = _ratios(norms, targets, end_of_slots=[7], horizon=5, first_document=4)
     assert [tuple(x)[:3] for x in found.tolist()] == [(4, s, k) for s in (0, 1) for k in (1, 5, 4)]
     assert found["ratio"][0] == norms[1, 0, 0, 2] / norms[0, 0, 0, 2]
     assert found["ratio"][5] == norms[2, 1, 0, 3] / norms[1, 1, 0, 3]
+    norms[0, 1, 0, 2] = 0  # no gradient from its own loss: two pairs of the second stream go
+    left = _ratios(norms, targets, end_of_slots=[7], horizon=5, first_document=4)
+    assert [tuple(x)[:3] for x in left.tolist()] == [(4, 0, 1), (4, 0, 5), (4, 0, 4), (4, 1, 4)]
 
 
 def test_offsets_are_summed_up_with_intervals_over_documents():

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from scipy import stats
+
 from tandem.comparison.statistics import Difference, Sample, equivalent, holm, judge, quantile, tail, welch_lower
 
 SPS, DELAYED, DOUBLE = Sample(2.8738, 0.0032, 3), Sample(2.8891, 0.0024, 3), Sample(2.8899, 0.0016, 3)
@@ -127,6 +129,15 @@ def test_tests_of_the_papers():
     assert welch_lower(SPS, DOUBLE) == pytest.approx((-7.794, 2.941, 2.357e-3), rel=5e-4)
     assert equivalent(DELAYED, DOUBLE, 0.01) == pytest.approx((-5.524, 3.485, 3.891e-3), rel=5e-4)
     assert welch_lower(DELAYED, DOUBLE, 0.01).p == pytest.approx(2.318e-3, rel=5e-4)
+
+
+def test_welch_and_equivalence_are_those_of_scipy():
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(0, 1, 5), rng.normal(0.3, 2, 9)
+    ours, theirs = welch_lower(Sample.of(a), Sample.of(b)), stats.ttest_ind(a, b, equal_var=False, alternative="less")
+    assert ours == pytest.approx((theirs.statistic, theirs.df, theirs.pvalue), rel=1e-9)
+    sides = [stats.ttest_ind(x, y + 2, equal_var=False, alternative="less").pvalue for x, y in ((a, b), (b, a))]
+    assert equivalent(Sample.of(a), Sample.of(b), 2.0).p == pytest.approx(max(sides), rel=1e-9)
 
 
 def test_students_interval_of_a_mean():

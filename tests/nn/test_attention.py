@@ -128,29 +128,29 @@ def test_a_query_that_reads_nothing_is_zero_forward_and_backward(name, small_til
 
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name != "empty_memory"])
 def test_foreign_keys_change_nothing_and_get_no_gradient(name):
-    T, i = 129, 100
+    """At the query where a span leaves keys behind, and at the one before; of many such queries, at some."""
+    T = 129
     spans = PATTERNS[name](T)
     q, sources, leaves = draw(spans, [T] * len(spans), T, torch.float32)
     kv = leaves[-2 * len(spans) :]
-    groups = len(q) if isinstance(q, tuple) else 1
-    for g in range(groups):
-        may = [
-            readable(s.span[g] if isinstance(s.span, tuple) else s.span, T)[:, i].expand(B, T)[:, None, :, None]
-            for s in sources
-        ]
-        may = [m for m in may for _ in "kv"]
+    by_group = list(zip(*(s.span if isinstance(s.span, tuple) else (s.span,) for s in sources), strict=True))
+    for g, own in enumerate(by_group):
+        may = [readable(span, T).expand(B, -1, -1) for span in own]
+        left = sum((m[:, :-1] & ~m[:, 1:]).any((0, 2)) for m in may).nonzero().flatten().tolist()
+        for i in {i for first in left[:: max(1, len(left) // 8)] for i in (first, first + 1)} or {100}:
+            mine = [m[:, i, None, :, None] for m in may for _ in "kv"]
 
-        def read(sources, g=g):
-            y = attend(q, sources)
-            return (y[g] if groups > 1 else y)[:, :, i]
+            def read(sources, g=g, i=i):
+                y = attend(q, sources)
+                return (y[g] if len(by_group) > 1 else y)[:, :, i]
 
-        grads = torch.autograd.grad(read(sources).sum(), kv)
-        for grad, m in zip(grads, may, strict=True):
-            assert not grad[~m.expand_as(grad)].any()
-        assert any(grad.any() for grad in grads)
-        poisoned = [torch.where(m, x, 1e4 * x) for x, m in zip(kv, may, strict=True)]
-        changed = [Source(poisoned[2 * s], poisoned[2 * s + 1], spans[s]) for s in range(len(spans))]
-        assert torch.equal(read(changed), read(sources))
+            grads = torch.autograd.grad(read(sources).sum(), kv)
+            for grad, m in zip(grads, mine, strict=True):
+                assert not grad[~m.expand_as(grad)].any()
+            assert any(grad.any() for grad in grads) or not any(m.any() for m in mine)
+            poisoned = [torch.where(m, x, 1e4 * x) for x, m in zip(kv, mine, strict=True)]
+            changed = [Source(poisoned[2 * s], poisoned[2 * s + 1], spans[s]) for s in range(len(spans))]
+            assert torch.equal(read(changed), read(sources))
 
 
 def test_what_is_no_number_stays_in_its_document():

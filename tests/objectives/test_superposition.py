@@ -13,7 +13,7 @@ from tandem.networks.decoder import Decoder
 from tandem.nn.head import nll_sums
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.superposition import WEIGHTS, Superposition, entropy, mean_embedding, slot_weights
-from tandem.testing.cases import VOCABULARY, Case, Task, cases, document, pack, texts
+from tandem.testing.cases import VOCABULARY, Task, cases, document, pack, texts
 from tandem.testing.contract import EXACT, backward, close, same_gradients
 
 TAKING = [case for case in cases() if not Superposition.refusal(case.network)]
@@ -311,12 +311,3 @@ def test_both_phases_are_the_same_network():
     for task in (Task("", objective(bag=4, until=0.5)), Task("", objective(bag=1))):
         backward(network, task.objective, task.batches(texts()))
         assert {name: value.shape for name, value in network.state_dict().items()} == before
-
-
-def test_the_state_prediction_separation_network_takes_bags():
-    found = [case for case in cases() if case.name.startswith("sps")]
-    if not found:
-        pytest.skip("no such network is registered")
-    case: Case = found[0]
-    task = Task("", objective(bag=3, until=0.5))
-    assert backward(case.build(), task.objective, task.batches(texts())).isfinite()
