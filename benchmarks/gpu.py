@@ -15,6 +15,8 @@ Needs torch, triton, numpy, and what importing tandem.networks needs; the tests 
 Where packages are missing, wheels from --wheels are installed into a folder of their own; nothing is downloaded. Where
 git does not know the commit, TANDEM_COMMIT in the environment says it.
 
+--shapes: in place of all that, other tiles of the attention kernels against the shipped ones (gpu_shapes.py).
+
 --tiny: the same at a few tokens and channels, on any device, without the tests; on a CPU in Triton's interpreter.
 """
 
@@ -50,14 +52,17 @@ class Part(NamedTuple):
 
 
 ATTENTION, NETWORKS = "benchmarks/gpu_attention.py", "benchmarks/gpu_networks.py"
+SHAPES = "benchmarks/gpu_shapes.py"
 MASKS = ("causal", "sps", "double decoder")
+OTHER_MASKS = ("double decoder", "double decoder, aligned", "windowed", "own and encoder")
 KERNELS = "tests/nn/test_attention_triton.py"
 OTHERS = ["tests/nn/test_head.py", "tests/networks/test_captured.py", "tests/networks/test_two_stacks.py"]
 OTHERS += ["tests/training/test_cuda.py"]
 
 
 def tests(name: str, chosen: str, *files: str) -> Part:
-    return Part(f"tests-{name}", 170, ["-m", "pytest", "-q", *files, "-k", chosen])
+    words = ["-m", "pytest", "-v", "--tb=short", "-p", "at_once", *files, "-k", chosen]
+    return Part(f"tests-{name}", 170, words)
 
 
 # Cut by what the compiler takes longest for: kernels in float32, which it unrolls, and wide ones.
@@ -88,15 +93,24 @@ COMPILING = [
     *(compiling(f"{mask}-lengths", ATTENTION, "--masks", mask, "--lengths", *OTHER_LENGTHS) for mask in MASKS),
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
-AT_ONCE = 16
-"""Parts of the first phase, as many as there are cores. Their memory together is near that of one device."""
+AT_ONCE = 20
+"""Parts of the first phase: all of them, on 16 cores. Their memory together is near that of one device."""
 BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
-    Part("attention", 120, [ATTENTION]),
+    # One process each: what breaks the device breaks it for the rest of its process.
+    Part("attention-causal", 45, [ATTENTION, "--masks", "causal"]),
+    Part("attention-sps", 45, [ATTENTION, "--masks", "sps", "2x memory"]),
+    Part("attention-others", 30, [ATTENTION, "--masks", *OTHER_MASKS]),
     Part("steps", 110, [NETWORKS, "steps"]),
     Part("decode", 100, [NETWORKS, "decode"]),
     Part("others", 70, [NETWORKS, "heads", "bags", "passes", "--rounds", "5"]),
 ]
+COMPILING_SHAPES = [
+    compiling(f"{mask}-{width}", SHAPES, "--masks", mask, "--widths", width)
+    for mask in MASKS
+    for width in ("64", "128")
+]
 TINY = [
+    Part("shapes", 600, [SHAPES, "--masks", "sps", "--tiny", "--rounds", "1"]),
     Part("attention", 600, [ATTENTION, "--tiny", "--rounds", "1"]),
     Part("networks", 600, [NETWORKS, "steps", "decode", "heads", "bags", "passes", "--tiny", "--rounds", "1"]),
 ]
@@ -107,6 +121,7 @@ def main() -> int:
     arguments.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
     arguments.add_argument("--wheels", type=Path, default=HERE.parent / ".whl")
     arguments.add_argument("--tiny", action="store_true")
+    arguments.add_argument("--shapes", action="store_true", help="tiles of the kernels, and nothing else")
     options = arguments.parse_args()
     began, out = time.monotonic(), options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -120,9 +135,10 @@ def main() -> int:
         else:
             require_cuda(environment)
             many = environment | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
-            verdicts = run(FIRST, out, many, left() - sum(part.seconds for part in BENCHMARKS), AT_ONCE)
-            for n, part in enumerate(BENCHMARKS):
-                seconds = left() - sum(later.seconds for later in BENCHMARKS[n + 1 :])
+            first, then = (COMPILING_SHAPES, [Part("shapes", 200, [SHAPES])]) if options.shapes else (FIRST, BENCHMARKS)
+            verdicts = run(first, out, many, left() - sum(part.seconds for part in then), AT_ONCE)
+            for n, part in enumerate(then):
+                seconds = left() - sum(later.seconds for later in then[n + 1 :])
                 verdicts += run([part._replace(seconds=max(part.seconds, seconds))], out, environment, left())
     from gpu_report import write_report  # reads lines alone
 
@@ -149,7 +165,7 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
     if found:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
         subprocess.run([*command, *map(str, found)], check=True)
-    path = os.pathsep.join([str(HERE.parent), str(site), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE.parent), str(HERE), str(site), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
 
@@ -201,7 +217,7 @@ def start(part: Part, out: Path, environment: dict[str, str]) -> tuple[subproces
     """Its process, and the file of what it prints."""
     # What compiling writes is no result.
     lines = os.devnull if part.name.startswith("compile-") else str(out / "lines.jsonl")
-    words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS) else part.words
+    words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS, SHAPES) else part.words
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its process has ended
     command = [sys.executable, *words]
     return subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT), log

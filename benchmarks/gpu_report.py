@@ -26,7 +26,8 @@ def write_report(folder: Path, verdicts: Lines) -> str:
         "## Goals\n\n" + table(("goal", "asked", "measured", "reached"), goals(of)),
         "## Attention, forward and backward, ms\n\n" + attention_table(of.get("attention", [])),
         "## Lines for tandem/nn/measured.py\n\n```python\n" + "\n".join(speeds(of, machine)) + "\n```",
-        *(f"## {part}\n\n" + record_table(of[part]) for part in sorted(of.keys() - {"attention"})),
+        *(["## Tiles\n\n" + shapes_table(of["shapes"])] if "shapes" in of else []),
+        *(f"## {part}\n\n" + record_table(of[part]) for part in sorted(of.keys() - {"attention", "shapes"})),
     ]
     text = "\n\n".join(page) + "\n"
     (folder / "report.md").write_text(text)
@@ -55,6 +56,21 @@ def attention_table(lines: Lines) -> str:
         cells = [f"{ms(line, name):.3f}" if ms(line, name) else None for name in names]
         rows.append([line["T"], line["D"], line["mask"], line["documents"], *cells, speed])
     return table(("T", "D", "mask", "documents", *names, "triton TFLOP/s"), rows)
+
+
+def shapes_table(lines: Lines) -> str:
+    """Every kernel's tiles, the fastest first; `off`: how far its result is from that of the shipped ones."""
+    rows = []
+    for line in lines:
+        by_kernel: dict[str, list[str]] = {}
+        for arm in line["arms"]:
+            by_kernel.setdefault(arm.rpartition(" ")[0], []).append(arm)
+        for arms in by_kernel.values():
+            for arm in sorted(arms, key=lambda arm: ms(line, arm) or float("inf")):
+                shown = line["arms"][arm].get("failed") or f"{ms(line, arm):.3f}"
+                off, mark = line["off"].get(arm), " (shipped)" if arm == arms[0] else ""
+                rows.append([line["D"], line["mask"], arm + mark, shown, None if off is None else f"{off:.1e}"])
+    return table(("D", "mask", "kernel and tiles", "ms", "off"), rows)
 
 
 def speeds(of: dict[str, Lines], machine: dict) -> list[str]:

@@ -24,12 +24,15 @@ def test_the_script_for_cuda_runs_at_tiny_sizes(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:] + (tmp_path / "log.txt").read_text()[-4000:]
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
-    assert {line.get("part") for line in lines} == {None, "attention", "steps", "decode", "heads", "bags", "passes"}
+    parts = {"attention", "shapes", "steps", "decode", "heads", "bags", "passes"}
+    assert {line.get("part") for line in lines} == parts | {None}
+    tiles = next(line for line in lines if line.get("part") == "shapes")
+    assert len(tiles["off"]) == 6 and all(off < 2e-3 for off in tiles["off"].values())
     assert not [line for line in lines if "failed" in json.dumps(line) and line.get("network") in ("decoder", "sps")]
     timed = {line["mask"]: line["arms"] for line in lines if line.get("part") == "attention" and "flops" in line}
     assert all("ms" in arm for arms in timed.values() for arm in arms.values()), timed
     page = (tmp_path / "report.md").read_text()
-    assert all(f"| {mask} |" in page for mask in timed) and "## Goals" in page
+    assert all(f"| {mask} |" in page for mask in timed) and "## Goals" in page and page.count("(shipped)") == 3
 
 
 def test_missing_wheels_are_named(tmp_path):
@@ -82,3 +85,32 @@ def test_every_test_that_needs_cuda_is_among_the_parts(benchmarks):
             name = re.search(r"def (test_\w+)", text[found.end() :])
             assert name and ("cuda" in name[1] or "cuda" in file.stem), f"{file.name}: -k cuda passes over {name}"
     assert needed == {word for part in gpu.TESTS for word in part.words if word.startswith("tests/")}
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_mask_of_two_streams_in_turns_is_that_of_the_spans(benchmarks, window):
+    import gpu_attention
+    import torch
+
+    from tandem.nn.spans import readable
+
+    B, T = 2, 24
+    spans = gpu_attention.two_streams(torch.tensor([[0] * 10 + [10] * 14, [0] * 24]), window)
+    may = torch.stack([torch.stack([readable(span, T) for span in group], 2) for group in spans], 4)
+    b, i, j = (torch.arange(n).view(shape) for n, shape in ((B, (-1, 1, 1)), (2 * T, (-1, 1)), (2 * T, (1, -1))))
+    turns = gpu_attention.turns_mask(spans, B, torch.device("cpu"))
+    assert torch.equal(turns(b, 0, i, j), may.reshape(B, 2 * T, 2 * T))
+
+
+def test_a_failure_is_told_before_a_run_is_cut_off(tmp_path):
+    (tmp_path / "test_it.py").write_text("import time\ndef test_a(): assert 1 == 2\ndef test_b(): time.sleep(60)\n")
+    words = ["-m", "pytest", "-v", "-p", "at_once", str(tmp_path), "--rootdir", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER)}
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, *words], env=environment, stdout=log, stderr=log)
+    end = time.monotonic() + 60
+    while "test_b" not in (tmp_path / "log").read_text() and time.monotonic() < end:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    assert "assert 1 == 2" in (tmp_path / "log").read_text()

@@ -1,0 +1,118 @@
+"""Which tiles the fused kernels are fastest with on this device: each candidate in place of the shipped one.
+
+    python benchmarks/gpu.py --shapes --out FOLDER        compiles side by side, then times
+    python benchmarks/gpu_shapes.py --out shapes.jsonl [--masks causal] [--widths 64] [--rounds 10] [--tiny]
+
+One kernel is varied at a time; a forward is timed alone, a backward with the other kernel's shipped tiles. Without
+documents, T 4,096, 16,384 tokens a call, 768 channels, bfloat16. What a candidate computes is held against what the
+shipped tiles compute: `off` is the largest difference over the largest value.
+
+Candidates: what the compiler keeps in registers, or nearly, with two or three programs on a multiprocessor in place of
+one. The best go into `HALF` of tandem/nn/attention_triton.py.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_attention import DEVICE, MASKS, documents
+from machine import append, header, machine, time_arms
+from torch import Tensor
+
+from tandem.nn import attention_triton
+from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.attention_triton import HALF, Shape
+
+KERNELS = ("forward", "gradient of queries", "gradient of keys")
+CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, stages
+    64: (
+        ((128, 64, 4, 3), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)),
+        ((64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 128, 8, 2)),
+        ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (64, 128, 8, 3)),
+    ),
+    128: (
+        ((128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3)),
+        ((64, 64, 4, 2), (128, 64, 8, 3)),
+        ((64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2)),
+    ),
+}
+TIMED = ("causal", "sps", "double decoder")
+
+
+def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+    spans = [group if len(group) > 1 else group[0] for group in MASKS[mask](documents("none", B, T))]
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(B, T, H, D, device=DEVICE, dtype=dtype, generator=generator).transpose(1, 2)
+
+    groups = len(spans[0]) if isinstance(spans[0], tuple) else 1
+    q = tuple(draw().requires_grad_() for _ in range(groups))
+    sources = [Source(draw().requires_grad_(), draw().requires_grad_(), span) for span in spans]
+    seeds, leaves = [draw() for _ in q], [*q, *(x for source in sources for x in (source.k, source.v))]
+    plan = plan_attention(spans, [T] * len(spans), device=DEVICE, backend="triton")
+    width = max(32, 1 << (D - 1).bit_length())
+    shipped, made = HALF[width], []
+
+    def forward() -> tuple[Tensor, ...]:
+        y = attend(q if groups > 1 else q[0], sources, plan=plan)
+        return y if isinstance(y, tuple) else (y,)
+
+    def backward() -> tuple[Tensor, ...]:
+        if not made:
+            made.append(forward())
+        return torch.autograd.grad(made[0], leaves, seeds, retain_graph=True)
+
+    def with_tiles(kernel: int, shape: Shape) -> tuple[Tensor, ...]:
+        attention_triton.HALF[width] = (*shipped[:kernel], shape, *shipped[kernel + 1 :])
+        try:
+            return backward() if kernel else forward()
+        finally:
+            attention_triton.HALF[width] = shipped
+
+    for kernel, given in enumerate(CANDIDATES[64 if D < 64 else D]):
+        for shape in (shipped[kernel], *map(Shape._make, given[:1] if D < 64 else given)):
+            name = f"{KERNELS[kernel]} {','.join(map(str, shape))}"
+            yield name, lambda kernel=kernel, shape=shape: with_tiles(kernel, shape)
+
+
+def off(found: tuple[Tensor, ...], shipped: tuple[Tensor, ...]) -> float:
+    """The largest difference over the largest value."""
+    pairs = zip(found, shipped, strict=True)
+    return max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in pairs)
+
+
+def measure(out: Path, mask: str, D: int, options: Any) -> None:
+    tokens, T, channels, dtype = (32, 32, 32, torch.float16) if options.tiny else (16_384, 4096, 768, torch.bfloat16)
+    D = 16 if options.tiny else D
+    B, H = tokens // T, channels // D
+    arms = dict(arms_of(mask, B, T, H, D, dtype))
+    timed = time_arms(arms, options.rounds, 1 if options.tiny or not options.rounds else 3)
+    differ, shipped = {}, {}
+    for name in [name for name in arms if "failed" not in timed.get(name, {}) and options.rounds]:
+        found, kernel = arms[name](), name.rpartition(" ")[0]
+        differ[name] = off(found, shipped.setdefault(kernel, found))  # the first of a kernel is the shipped one
+    for name, x in timed.items():
+        print(f"{mask}, D {D}, {name}: {x}, off {differ.get(name)}", flush=True)
+    append(out, {"part": "shapes", "mask": mask, "B": B, "T": T, "H": H, "D": D, "arms": timed, "off": differ})
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--masks", nargs="+", choices=TIMED, default=list(TIMED))
+    arguments.add_argument("--widths", nargs="+", type=int, choices=list(CANDIDATES), default=list(CANDIDATES))
+    arguments.add_argument("--rounds", type=int, default=20, help="0: compile everything, time nothing")
+    arguments.add_argument("--tiny", action="store_true")
+    options = arguments.parse_args()
+    print(header())
+    append(options.out, machine())
+    for D in options.widths[:1] if options.tiny else options.widths:
+        for mask in options.masks:
+            measure(options.out, mask, D, options)
+
+
+if __name__ == "__main__":
+    main()
