@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tandem.nn import attention_kernels as kernels
+from tandem.nn.spans import ready_for
 
 WIDEST = 128
 """Channels of a head: above, a tile of keys no longer fits beside the accumulators."""
@@ -78,17 +79,12 @@ class Fused:
         self.bounds.copy_(other._on_host(), non_blocking=True)
 
     def _on_host(self) -> Tensor:
-        return self._pinned(np.stack((self.lo, self.hi)).astype(np.int32))
-
-    def _pinned(self, spans: np.ndarray) -> Tensor:
-        # Sent from other memory, they would make the host wait for all that the device has still to do.
-        on_host = torch.from_numpy(spans)
-        return on_host.pin_memory() if self.device.type == "cuda" else on_host
+        return ready_for(self.device, np.stack((self.lo, self.hi)).astype(np.int32))
 
     @cached_property
     def readers(self) -> list[Tensor]:
         return [
-            self._pinned(transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device, non_blocking=True)
+            ready_for(self.device, transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device, non_blocking=True)
             for s, n in enumerate(self.keys)
         ]
 

@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from tandem.nn.spans import ready_for
+
 BLOCK = 128
 
 
@@ -72,14 +74,14 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
     N, Q = int(offsets[-1]), lo.shape[-1]
     touched = _blocks_of(lo // BLOCK, -(-hi // BLOCK), lo < hi, Q, N) > 0
     full = _blocks_of(-(-lo // BLOCK), hi // BLOCK, lo < hi, Q, N) == BLOCK
-    mask = BlockMask.from_kv_blocks(
-        *_listed(touched & ~full),
-        *_listed(full),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=_pair_mask(*(torch.from_numpy(x.astype(np.int32)).to(device) for x in (lo, hi))),
-        seq_lengths=(Q, N),
-    )
-    return Blocks(mask.to(device), tuple(padding))
+    listed = (_sent(x, device) for x in (*_listed(touched & ~full), *_listed(full)))
+    pair_mask = _pair_mask(*(_sent(x.astype(np.int32), device) for x in (lo, hi)))
+    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=pair_mask, seq_lengths=(Q, N))
+    return Blocks(mask, tuple(padding))
+
+
+def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    return ready_for(device, numbers).to(device, non_blocking=True)
 
 
 def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:
@@ -91,11 +93,11 @@ def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N:
     return counts.cumsum(-1)[..., :-1]
 
 
-def _listed(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(how many, which) key blocks of every query block, with an axis for heads: (B, 1, Q'), (B, 1, Q', N')."""
     numbers = blocks.sum(-1, dtype=np.int32)[:, None]
     order = np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)[:, None]
-    return torch.from_numpy(numbers), torch.from_numpy(order)
+    return numbers, order
 
 
 def _pair_mask(lo: Tensor, hi: Tensor):

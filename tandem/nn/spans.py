@@ -21,6 +21,7 @@ Shapes: B rows (or 1, shared by all rows), T queries, N keys of one source.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,3 +81,10 @@ def readable(span: Span, keys: int) -> Tensor:
     """The bool mask (B, T, N) that the span stands for: for the reference and for tests, never for speed."""
     j = torch.arange(keys)
     return (span.lo[..., None] <= j) & (j < span.hi[..., None])
+
+
+def ready_for(device: torch.device, numbers: np.ndarray) -> Tensor:
+    """On the host still, where a copy to `device` may begin at once: from memory that is not pinned, it would make the
+    host wait for all that the device has still to do."""
+    on_host = torch.from_numpy(numbers)
+    return on_host.pin_memory() if device.type == "cuda" else on_host
