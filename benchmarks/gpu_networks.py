@@ -7,7 +7,7 @@
     decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 3,072 more, batch 1
              and 16, bfloat16, eager and as CUDA graphs; one wide context-ready block against six blocks. Prompts are
              read in as many passes as training makes: in bfloat16 they converge in about as many as they have tokens
-    heads    the chunked head against full logits and F.cross_entropy, one target and eight
+    heads    the chunked head, eager and compiled, against full logits and F.cross_entropy, one target and eight
     bags     a step in bags of 8 against a next-token step of as many positions
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
 
@@ -32,7 +32,7 @@ import tandem.networks  # noqa: F401 - registers them
 from tandem.corpus import IGNORE, Batch
 from tandem.networks.captured import CapturedSession
 from tandem.nn import measured
-from tandem.nn.head import nll_sums
+from tandem.nn.head import compiled, nll_sums
 from tandem.recipe import registered
 
 CUDA = torch.cuda.is_available()
@@ -203,9 +203,12 @@ def heads(record: Callable[[dict], None], options: Any) -> None:
         logits = F.linear(hidden, weight.to(dtype)).float()
         return torch.stack([F.cross_entropy(logits, slot) for slot in targets.unbind(1)]).sum()
 
+    kernel = compiled()
     for slots in (1, 8):
         targets = torch.randint(V, (N, slots), device=DEVICE)
         ways = {"chunked": lambda: nll_sums(hidden, weight, targets)[0], "cross-entropy": lambda: full(targets)}  # noqa: B023
+        if CUDA:
+            ways["chunked, compiled"] = lambda: nll_sums(hidden, weight, targets, kernel=kernel)[0]  # noqa: B023
         arms = {way: lambda loss=loss: torch.autograd.grad(loss(), (hidden, weight)) for way, loss in ways.items()}
         memory = {way: _peak(run) for way, run in arms.items()}
         record({"N": N, "C": C, "V": V, "targets": slots, "bytes": memory, "arms": time_arms(arms, options.rounds)})

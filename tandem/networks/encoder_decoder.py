@@ -188,6 +188,7 @@ class EncoderDecoder(Network):
         return Rotation(places.to(like.device), c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
+        super().compile(backend)
         compile_blocks([b for b in self.stack if isinstance(b, Block)], backend, dynamic=True)  # no two rows are alike
         return self
 

@@ -339,6 +339,7 @@ class Gestalt(Network):
         return Batch(*(torch.stack(column) for column in zip(*rows, strict=True)), key=batch.key)
 
     def compile(self, backend: str = "inductor") -> Self:
+        super().compile(backend)
         compile_blocks([block for block in self.stack if isinstance(block, Block)], backend, dynamic=True)
         functions = (MemoryBlock.ask, MemoryBlock.finish)
         kernels = tuple(torch.compile(f, fullgraph=True, dynamic=True, backend=backend) for f in functions)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
-from tandem.nn.head import nll_sums, token_nll
+from tandem.nn.head import compiled, nll_sums, token_nll
 from tandem.nn.init import roles
 from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
@@ -75,6 +75,7 @@ class Network(nn.Module):
         super().__init__()
         self.config, self.vocabulary, self.context = config, vocabulary, context
         self.recompute = False
+        self.head_kernel: Callable[..., Tensor] | None = None
         self.routings: list[Routing] = []
         """Of the pass that is being made, by mixture of experts."""
 
@@ -199,7 +200,8 @@ class Network(nn.Module):
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
         matrix = self.head if head is None else head
-        return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
+        kernel = self.head_kernel if hidden.is_cuda else None  # on a CPU it gains nothing (docs/log.md)
+        return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of, kernel=kernel)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, C) with which scores are made; `x` in place of the tokens' embeddings."""
@@ -212,7 +214,8 @@ class Network(nn.Module):
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
-        """Compiles the blocks for training; scoring and decoding stay eager."""
+        """Compiles the blocks and, on CUDA, the head for training; scoring and decoding stay eager."""
+        self.head_kernel = compiled(backend)
         compile_blocks([block for block in self.blocks if isinstance(block, Block)], backend)
         return self
 

@@ -19,6 +19,7 @@ chunk of logits and the gradients. A row that asks nothing costs what the others
 Shapes: N rows (positions), C width, V vocabulary, S targets of a row (slots), n rows of a chunk.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ def nll_sums(
     coefficients: Tensor | None = None,
     any_of: bool = False,
     chunk: int | None = None,
+    kernel: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the nll of all targets, with its gradient, and the plain sums by slot.
 
@@ -49,6 +51,8 @@ def nll_sums(
         any_of: a row is asked for any one of its targets, which are taken as a set: -log of the sum of their
             probabilities. Its coefficient is the largest of its targets', and there is one sum.
         chunk: rows whose logits exist at once; by default what fits in 128 MiB, at most 1,024.
+        kernel: `compiled(..)`; takes the place of what happens between the products, where there is a gradient and
+            not `any_of`.
     Returns: (loss, differentiable once with respect to hidden and weight; sums_S in nats, detached).
     Raises: ValueError for shapes or dtypes that do not fit; RuntimeError on asking for a second derivative.
     Source: superposition, arXiv 2605.06546, the loss over bags; derivation above.
@@ -63,7 +67,13 @@ def nll_sums(
     coefficients_NS = given.to(_exact(hidden_NC)).reshape(-1, *slots).expand(shape)
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_NC, weight_VC)]
     chunk = chunk or _rows_at_once(weight_VC)
-    return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, any_of, chunk, wanted)
+    kernel = None if any_of or not any(wanted) else kernel
+    return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, any_of, chunk, wanted, kernel)
+
+
+def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
+    """What `nll_sums` takes as its `kernel`: a few passes over a chunk's logits in place of a dozen."""
+    return torch.compile(_nll_to_compile, fullgraph=True, dynamic=True, backend=backend)
 
 
 def token_nll(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -77,13 +87,13 @@ def token_nll(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk:
     with torch.autocast(hidden_NC.device.type, enabled=False):
         return torch.cat(
             [
-                checkpoint(_nll, hidden, weight_VC, targets, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(_token_nll, hidden, weight_VC, targets, use_reentrant=False, preserve_rng_state=False)
                 for hidden, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True)
             ]
         )
 
 
-def _nll(hidden_nC: Tensor, weight_VC: Tensor, targets_n: Tensor) -> Tensor:
+def _token_nll(hidden_nC: Tensor, weight_VC: Tensor, targets_n: Tensor) -> Tensor:
     logits_nV = F.linear(hidden_nC, weight_VC.to(hidden_nC.dtype)).to(_exact(hidden_nC))
     return F.cross_entropy(logits_nV, targets_n, reduction="none", ignore_index=IGNORE)
 
@@ -104,6 +114,7 @@ class _Sums(torch.autograd.Function):
         any_of: bool,
         chunk: int,
         wanted: list[bool],
+        kernel: Callable[..., Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         exact, compute = coefficients_NS.dtype, hidden_NC.dtype
         (N, S), V = targets_NS.shape, weight_VC.shape[0]
@@ -120,40 +131,23 @@ class _Sums(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden_NC) if wanted[0] else None
         grad_weight = torch.zeros_like(matrix_VC, dtype=exact) if wanted[1] else None
         # Buffers serve all chunks: fresh pages for each would cost a tenth. Autocast leaves products with out= alone.
-        exact_nV = hidden_NC.new_empty(min(chunk, N), V + spare, dtype=exact)
-        compute_nV = exact_nV if compute == exact else torch.empty_like(exact_nV, dtype=compute)
+        compute_nV = hidden_NC.new_empty(min(chunk, N), V + spare)
+        exact_nV = compute_nV if compute == exact or kernel else torch.empty_like(compute_nV, dtype=exact)
 
         for first in range(0, N, chunk):
             rows = slice(first, first + chunk)
-            hidden_nC, targets_nS, weights_nS = hidden_NC[rows], targets_NS[rows], coefficients_NS[rows]
-            z_nV, product_nV = exact_nV[: len(hidden_nC)], compute_nV[: len(hidden_nC)]
+            hidden_nC, product_nV = hidden_NC[rows], compute_nV[: N - first]
+            asked = targets_NS[rows], coefficients_NS[rows], asked_NS[rows]
 
             torch.mm(hidden_nC, matrix_VC.T, out=product_nV)
-            if compute != exact:
-                z_nV.copy_(product_nV)
-            if spare:
-                z_nV[:, V:].fill_(-torch.inf)
-            z_nV.sub_(z_nV.amax(1, keepdim=True))
-            z_y_nS = z_nV.gather(1, targets_nS)
-            mass_n1 = z_nV.exp_().sum(1, keepdim=True)
-            if any_of:
-                weights_n1, open_nS = weights_nS.amax(1, keepdim=True), ~asked_NS[rows]
-                z_y_nS = z_y_nS.masked_fill(open_nS, -torch.inf)
-                nll_n1 = (mass_n1.log() - z_y_nS.logsumexp(1, keepdim=True)).masked_fill_(open_nS.all(1, True), 0)
-                loss += (nll_n1 * weights_n1).sum()
-                sums_S += nll_n1.sum(0)
-                weights_nS = weights_n1 * z_y_nS.softmax(1).nan_to_num()  # each has its share of their probability
+            if kernel:
+                nll_nS = kernel(product_nV, *asked, V)
             else:
-                nll_nS = (mass_n1.log() - z_y_nS).masked_fill_(~asked_NS[rows], 0)
-                loss += (nll_nS * weights_nS).sum()
-                sums_S += nll_nS.sum(0)
-            if not any(wanted):
-                continue
-
-            # The row gradient, subtracted before it is rounded: near p = 1 the difference is all there is.
-            z_nV.mul_(weights_nS.sum(1, keepdim=True) / mass_n1).scatter_add_(1, targets_nS, -weights_nS)
-            if compute != exact:
-                product_nV.copy_(z_nV)
+                z_nV = product_nV if exact_nV is compute_nV else exact_nV[: N - first]
+                nll_nS = _nll(product_nV, z_nV, *asked, V, any_of, any(wanted))
+            weights_nS = coefficients_NS[rows].amax(1, keepdim=True) if any_of else coefficients_NS[rows]
+            loss += (nll_nS * weights_nS).sum()
+            sums_S += nll_nS.sum(0)
             if grad_hidden is not None:
                 torch.mm(product_nV, matrix_VC, out=grad_hidden[rows])
             if grad_weight is not None:
@@ -168,7 +162,56 @@ class _Sums(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: the saved gradients would pass for constants
             raise RuntimeError("nll_sums has no second derivative; use token_nll")
         grads = [None if grad is None else grad * grad_outputs[0] for grad in ctx.saved_tensors]
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
+
+
+def _nll(
+    product_nV: Tensor,
+    z_nV: Tensor,
+    targets_nS: Tensor,
+    weights_nS: Tensor,
+    asked_nS: Tensor,
+    V: int,
+    any_of: bool,
+    gradient: bool,
+) -> Tensor:
+    """nll (n, S), or (n, 1) of any of the targets. Where the `gradient` is asked, it takes the place of the logits.
+
+    `z_nV`: for exact logits; the products themselves, where those are exact. From V on, ids are no text's.
+    """
+    if z_nV is not product_nV:
+        z_nV.copy_(product_nV)
+    z_nV[:, V:].fill_(-torch.inf)
+    z_nV.sub_(z_nV.amax(1, keepdim=True))
+    z_y_nS = z_nV.gather(1, targets_nS)
+    mass_n1 = z_nV.exp_().sum(1, keepdim=True)
+    if any_of:
+        z_y_nS = z_y_nS.masked_fill(~asked_nS, -torch.inf)
+        nll_nS = (mass_n1.log() - z_y_nS.logsumexp(1, keepdim=True)).masked_fill_(~asked_nS.any(1, True), 0)
+        shares_nS = z_y_nS.softmax(1).nan_to_num()  # each has its share of their probability
+        weights_nS = weights_nS.amax(1, keepdim=True) * shares_nS
+    else:
+        nll_nS = (mass_n1.log() - z_y_nS).masked_fill_(~asked_nS, 0)
+    if gradient:
+        # The row gradient, subtracted before it is rounded: near p = 1 the difference is all there is.
+        z_nV.mul_(weights_nS.sum(1, keepdim=True) / mass_n1).scatter_add_(1, targets_nS, -weights_nS)
+        if z_nV is not product_nV:
+            product_nV.copy_(z_nV)
+    return nll_nS
+
+
+def _nll_to_compile(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor, asked_nS: Tensor, V: int) -> Tensor:
+    """As `_nll`, gradient and all, in terms that the compiler melts into three passes over the logits."""
+    ids_V = torch.arange(product_nV.shape[1], device=product_nV.device)
+    z_nV = product_nV.to(weights_nS.dtype).masked_fill(ids_V >= V, -torch.inf)
+    z_nV = z_nV - z_nV.amax(1, keepdim=True)
+    z_y_nS, p_nV = z_nV.gather(1, targets_nS), z_nV.exp()
+    mass_n1 = p_nV.sum(1, keepdim=True)
+    p_nV = p_nV * (weights_nS.sum(1, keepdim=True) / mass_n1)
+    for target_n, weight_n in zip(targets_nS.unbind(1), weights_nS.unbind(1), strict=True):
+        p_nV = p_nV - torch.where(ids_V == target_n[:, None], weight_n[:, None], 0)
+    product_nV.copy_(p_nV)
+    return (mass_n1.log() - z_y_nS).masked_fill(~asked_nS, 0)
 
 
 def _repeated(targets_NS: Tensor, asked_NS: Tensor) -> Tensor:

@@ -59,6 +59,18 @@ def test_chunks_equal_the_formula(dtype, tolerance, slots, chunk):
         assert difference(mine, expected) < tolerance
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("aligned", [{}, {"cpu": 64}], ids=["plain", "filled up"])
+def test_as_it_is_compiled_it_says_the_same(aligned, slots, monkeypatch):
+    monkeypatch.setattr(head, "ALIGNED", aligned)
+    hidden, weight, targets, coefficients = draw(slots=slots)
+    given = {"coefficients": coefficients, "chunk": 15}  # 37 rows: the last chunk is shorter
+    plain, changed = (nll_sums(hidden, weight, targets, **given, kernel=k) for k in (None, head.compiled("eager")))
+    grads = (torch.autograd.grad(loss, (hidden, weight)) for loss, _ in (plain, changed))
+    for mine, expected in zip((*plain, *next(grads)), (*changed, *next(grads)), strict=True):
+        assert difference(mine, expected) < 1e-12
+
+
 @pytest.mark.parametrize("any_of", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ids_that_fill_up_a_row_of_logits_have_no_part_in_it(dtype, any_of, monkeypatch):
@@ -328,14 +340,17 @@ def test_an_id_outside_the_vocabulary_is_an_error(target):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_cuda_the_head_waits_for_nothing(dtype):
+@pytest.mark.parametrize("kernel", [None, head.compiled()], ids=["eager", "compiled"])
+def test_on_cuda_the_head_waits_for_nothing(dtype, kernel):
     hidden, weight, targets, coefficients = draw(rows=300, vocabulary=500, width=32, dtype=torch.float32)
     hidden = (hidden.detach() / 8).to(dtype).cuda().requires_grad_()
     weight = weight.detach().cuda().requires_grad_()
     targets, coefficients = targets.cuda(), coefficients.abs().cuda()
+    asked = lambda: nll_sums(hidden, weight, targets, coefficients=coefficients, chunk=64, kernel=kernel)
+    asked()  # compiled now
     torch.cuda.set_sync_debug_mode("error")
     try:
-        loss, sums = nll_sums(hidden, weight, targets, coefficients=coefficients, chunk=64)
+        loss, sums = asked()
         grads = torch.autograd.grad(loss, (hidden, weight))
     finally:
         torch.cuda.set_sync_debug_mode("default")
