@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -41,6 +42,31 @@ def at(network, passes, batch):
 def with_settings(network, **settings):
     network.config = network.config.model_copy(update=settings)
     return network
+
+
+# ---- the correction -------------------------------------------------------------------------------------------------
+
+
+def spelled(x, mlp):
+    """Linear, GELU, Linear."""
+    return F.linear(F.gelu(F.linear(x, mlp.up.weight, mlp.up.bias)), mlp.down.weight, mlp.down.bias)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_correction_is_its_formula(correction):
+    network = build(correction=correction, depth=2, mlp="gelu", bias=True)
+    h, e = torch.randn(2, 1, 3, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    first = torch.tensor([True, False, False])[None, :, None]
+    own, carried = network.correction, torch.cat((torch.zeros(1, 1, 16), h[:, 1:]), dim=1)
+    norm = lambda u: F.layer_norm(u, (16,), own.norm.weight, own.norm.bias, 1e-6)
+    expected = {
+        "add": lambda: spelled(norm(carried + e), own.F),
+        "token_blind": lambda: spelled(norm(carried), own.F) * torch.tensor([0, 1, 1])[:, None],
+        "concat": lambda: spelled(torch.cat((norm(carried), e), dim=-1), own.F),
+        "block_head": lambda: carried,
+        "tied": lambda: spelled(norm(carried + e), network.blocks[1].mlp),
+    }[correction]()
+    torch.testing.assert_close(network.correct(h, e, first), expected, rtol=0, atol=1e-12)
 
 
 # ---- passes and streaming -------------------------------------------------------------------------------------------

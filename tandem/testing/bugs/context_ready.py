@@ -1,6 +1,7 @@
 """Bugs of the Context-Ready Transformer, of conversion and of pointer chasing."""
 
 CONTEXT_READY = "tests/networks/test_context_ready.py"
+FORMULA = CONTEXT_READY + "::test_a_correction_is_its_formula"
 
 # fmt: off
 BUGS = {
@@ -41,6 +42,16 @@ BUGS = {
          "if self.recompute and torch.is_grad_enabled():  # of", "if not torch.is_grad_enabled():  # of"),
         ("a blind correction speaks at the first position", CONTEXT_READY,
          "return F(self.norm(h)).masked_fill(first, 0)", "return F(self.norm(h))"),
+        ("the embedding is not normalised", FORMULA,
+         "else self.norm(h + e)", "else self.norm(h) + e"),
+        ("the embedding is normalised beside h", FORMULA,
+         "(self.norm(h), e)", "(self.norm(h), self.norm(e))"),
+        ("h stands behind the embedding", FORMULA,
+         "torch.cat((self.norm(h), e), dim=-1)", "torch.cat((e, self.norm(h)), dim=-1)"),
+        ("the first block's MLP is tied", FORMULA,
+         "self.blocks[-1]", "self.blocks[0]"),
+        ("corrections take the tanh form of GELU", FORMULA,
+         'MLP("gelu", C', 'MLP("gelu_tanh", C'),
     ],
     "networks/head_ffn.py": [
         ("the MLP at the end is free", "flops",
