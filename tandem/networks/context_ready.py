@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
-from tandem.networks.network import Network
+from tandem.networks.network import Network, compute_dtype
 from tandem.networks.sps import SPS
 from tandem.nn.block import Block, mlp_work
 from tandem.nn.init import initialise
@@ -72,7 +72,8 @@ class CorrectionConfig(Settings):
     prefill: Literal["converge"] | Passes = "converge"
     """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
     tolerance: float = Field(1e-5, ge=0)
-    """Change of a correction, in any channel, below which it has converged."""
+    """Change of a correction, in any channel, below which it has converged. At least 2 eps of the largest channel that
+    enters the blocks: rounding moves it by as much, so that in bfloat16 this decides, and 1e-5 is out of reach."""
 
     def derive(self) -> dict[str, Any]:
         if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
@@ -255,9 +256,11 @@ class ContextReady(Network):
         T, first = e.shape[1], _first(starts).to(e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
         c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
+        eps = torch.finfo(compute_dtype(e)).eps
         while K <= T and moving.any():
             new = self.next(e, c, reader, first)
-            moved = moving & ((new - c).abs().amax(-1) > self.config.tolerance)
+            rounding = 2 * eps * (e + new).abs().amax(-1)
+            moved = moving & ((new - c).abs().amax(-1) > rounding.clamp_min(self.config.tolerance))
             c = torch.where(moving[..., None], new, c)
             count = moved.cumsum(1)
             moving = moving & (count > (count - moved.long()).gather(1, begins))
@@ -291,9 +294,11 @@ class ContextReady(Network):
         self.correction.zero()
 
     def cost(self) -> Cost:
+        """With `prefill: converge` a prompt costs what one pass of it does, of as many as it takes."""
         c, work = self.config, self.correction.work(self.config)
         # A prompt is read as tokens are decoded, also where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=False)
+        P = c.prefill if isinstance(c.prefill, int) else None
         K = 1 if c.unroll == "bptt" else (c.passes + (c.passes_min or c.passes)) / 2
         return replace(
             inner,
@@ -302,6 +307,8 @@ class ContextReady(Network):
             cache=lambda n: inner.cache(n) + c.width,
             passes=K,
             training_linear=K * inner.linear + (K - 1 if c.unroll == "passes" else 1) * work,
+            prefill_linear=P and P * inner.linear + (P - 1) * work,
+            prefill_pairs=P and (lambda n: P * inner.pairs(n)),
         )
 
 

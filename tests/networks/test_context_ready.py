@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tandem.networks.context_ready import WALKED, ContextReady, ContextReadySPS
 from tandem.networks.decoder import Decoder
 from tandem.networks.head_ffn import HeadFFN
+from tandem.networks.sps import SPS
 from tandem.nn.moe import MixtureConfig
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError
@@ -25,6 +26,7 @@ from tandem.training.optimiser import AdamW
 from tandem.training.run import keyed
 
 CORRECTIONS = ["add", "token_blind", "concat", "block_head", "tied"]
+WRAPPING = {Decoder: ContextReady, SPS: ContextReadySPS}
 FIRST_EXACT = {"token_blind", "block_head"}  # c is 0 at the first position, so that one pass is exact there
 
 
@@ -182,20 +184,32 @@ def test_a_pass_depends_on_its_corrections_and_on_no_pass_before():
     assert torch.equal(passed[1], two)
 
 
-@pytest.mark.parametrize("setting", ["house", "gpt2", "qwen", "windowed", "mixture"])
-def test_one_pass_is_the_plain_decoder_to_the_last_bit(setting):
-    plain = Decoder.tiny()[setting]
-    config = ContextReady.Config(**plain.model_dump(), passes=1, passes_min=None)
-    network, decoder = Case("", ContextReady, config).fresh(seed=5), Case("", Decoder, plain).fresh(seed=5)
+@pytest.mark.parametrize(
+    ("wrapped", "setting"),
+    [
+        *((Decoder, name) for name in ("house", "gpt2", "qwen", "windowed", "mixture")),
+        *((SPS, name) for name in ("separated", "reverse_sps", "side_read")),
+    ],
+)
+def test_one_pass_is_the_plain_network_to_the_last_bit(wrapped, setting):
+    plain = wrapped.tiny()[setting]
+    config = WRAPPING[wrapped].Config(**plain.model_dump(), passes=1, passes_min=None)
+    network, plain_network = (Case("", *given).fresh(seed=5) for given in ((WRAPPING[wrapped], config), (wrapped, plain)))
     batch, hidden = pack(texts()), []
-    for net in (network, decoder):
+    for net in (network, plain_network):
         hidden.append(net(net.embed(batch.tokens), batch)[0])
         net.nll(hidden[-1], batch.targets)[0].backward()
     assert torch.equal(*hidden)
     own = dict(network.named_parameters())
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in plain_network.named_parameters():
         assert torch.equal(own[f"wrapped.{name}"].grad, parameter.grad), name
     assert not any(p.grad.any() for p in network.correction.parameters())
+
+
+def test_a_last_matrix_of_zeros_says_nothing_in_any_pass():
+    config = ContextReady.Config(width=16, heads=2, correction_init="zero")
+    network, batch = Case("", ContextReady, config).fresh(), pack(texts())
+    assert torch.equal(at(network, 4, batch), at(network, 1, batch))
 
 
 def test_a_run_of_one_pass_goes_on_from_its_checkpoint(tmp_path):
@@ -324,6 +338,19 @@ def test_a_prompt_can_be_read_in_passes_or_token_by_token():
     torch.testing.assert_close(x.carry[0, 0], carried, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("correction", ["add", "block_head"])
+def test_a_prompt_in_bfloat16_settles_where_rounding_begins(correction):
+    """As near to what is read token by token as rounding lets that be to float32."""
+    config = ContextReady.Config(width=32, heads=4, depth=2, init="torch", tied=False, correction=correction)
+    network, text, logits = Case("", ContextReady, config).fresh(), document(32, 2), {}
+    for dtype, how in ((torch.float32, "stream"), (torch.bfloat16, "stream"), (torch.bfloat16, "converge")):
+        session = with_settings(network.to(dtype), prefill=how).session(1)
+        logits[how, dtype] = session.prefill([text]).float()
+    read, walked = logits["converge", torch.bfloat16], logits["stream", torch.bfloat16]
+    assert session.passes < 16
+    assert (read - walked).abs().max() < 2 * (walked - logits["stream", torch.float32]).abs().max()
+
+
 def test_a_session_holds_one_vector_beside_the_caches():
     network = Case("", ContextReady, ContextReady.Config(width=32, heads=4, depth=3)).fresh()
     session = network.session(2)
@@ -337,22 +364,26 @@ def test_a_session_holds_one_vector_beside_the_caches():
 # ---- conversion -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("correction", ["add", "token_blind", "concat"])
-def test_a_converted_network_is_the_old_one_to_the_last_bit(correction):
-    plain = Decoder.tiny()["house"]
-    config = ContextReady.Config(**plain.model_dump(), correction=correction, passes_min=None)
-    decoder, network = Case("", Decoder, plain).fresh(seed=3), Case("", ContextReady, config).fresh(seed=4)
-    network.start_from(decoder)
+@pytest.mark.parametrize(
+    ("wrapped", "setting", "correction"),
+    [*((Decoder, "house", name) for name in CORRECTIONS[:3]), *((SPS, name, "add") for name in ("separated", "reverse_sps"))],
+)
+def test_a_converted_network_is_the_old_one_to_the_last_bit(wrapped, setting, correction):
+    plain = wrapped.tiny()[setting]
+    config = WRAPPING[wrapped].Config(**plain.model_dump(), correction=correction, passes_min=None)
+    plain_network = Case("", wrapped, plain).fresh(seed=3)
+    network = Case("", WRAPPING[wrapped], config).fresh(seed=4)
+    network.start_from(plain_network)
     batch, text = pack(texts()), document(9, 1)
-    expected = decoder(decoder.embed(batch.tokens), batch)[0]
+    expected = plain_network(plain_network.embed(batch.tokens), batch)[0]
     for K in range(1, 7):
         assert torch.equal(with_settings(network, passes=K)(network.embed(batch.tokens), batch)[0], expected)
-    assert torch.equal(network.score(batch), decoder.score(batch))
-    for how in ("stream", "converge"):
-        old, new = decoder.session(1), with_settings(network, prefill=how).session(1)
-        for token in text if how == "stream" else ():
-            read = [s.step(torch.tensor([token])) if s.bytes else s.prefill([[token]]) for s in (old, new)]
-            assert torch.equal(*read)
+    assert torch.equal(network.score(batch), plain_network.score(batch))
+    for how, told in (("stream", 1), ("converge", len(text) - 1)):  # tokens of the prompt
+        sessions = [plain_network.session(1), with_settings(network, prefill=how).session(1)]
+        assert torch.equal(*(session.prefill([text[:told]]) for session in sessions))
+        for token in text[told:]:
+            assert torch.equal(*(session.step(torch.tensor([token])) for session in sessions))
     first, last = network.correction.F.up, network.correction.F.down
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
     for learns in (False, True):  # the first matrix learns once the last has left zero
@@ -441,8 +472,14 @@ def test_training_costs_every_pass(depth, width, passes, passes_min, multiply_ad
     assert flops["attention"] == (passes + (passes_min or passes)) / 2 * plain["attention"]
 
 
-@pytest.mark.parametrize("window", [0, 3])
-def test_a_prompt_of_two_streams_costs_both(window):
+@pytest.mark.parametrize(("window", "prefill"), [(0, "stream"), (3, 3)])
+def test_a_prompt_of_two_streams_costs_both(window, prefill):
     """Corrections are made of the stream that is read, so none can wait for the last token."""
-    given = {"width": 32, "heads": 4, "depth": 2, "passes": 3, "passes_min": None, "prefill": "stream"}
+    given = {"width": 32, "heads": 4, "depth": 2, "passes": 3, "passes_min": None, "prefill": prefill}
     check_flops(Case("", ContextReadySPS, ContextReadySPS.Config(window=window, **given)))
+
+
+def test_a_prompt_in_passes_costs_every_one():
+    walked, passed = (on_meta(ContextReady, depth=2, width=64, prefill=how).cost() for how in ("stream", 3))
+    assert walked.prefill(10) == 10 * 2 * (24 + 8) * 64**2 + 4 * 64 * 2 * 55
+    assert passed.prefill(10) == 10 * 2 * (3 * 24 + 2 * 8) * 64**2 + 3 * 4 * 64 * 2 * 55
