@@ -12,6 +12,7 @@ from tandem.comparison.trained import converted, open_trained
 from tandem.corpus import prepare
 from tandem.recipe import UserError, load
 from tandem.testing.cases import pack, texts
+from tandem.training.folder import RunFolder
 from tandem.training.run import Run
 from tandem.training.start import start
 
@@ -44,6 +45,12 @@ def test_a_conversion_starts_where_the_other_run_ended(plain):
         losses.append(one.objective.loss(one.network, first, one.objective.count(one.network, first))[0])
     assert torch.equal(*losses)
     assert not run.optimiser.state_dict()["state"]
+
+
+def test_a_run_of_two_streams_is_converted_to_corrected_ones(plain, tmp_path, small_corpus):
+    RunFolder.start(tmp_path / "two", load("sps/tiny", [*SMALL, *small_corpus]).to_yaml()).close()
+    recipe = converted(tmp_path / "two", [])
+    assert recipe.values["network"]["name"] == "context_ready_sps" and recipe.network.window == 16
 
 
 def test_a_run_is_converted_whatever_its_name(plain, tmp_path):
