@@ -59,12 +59,6 @@ def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
     return int(settled[0]) + 1 if len(settled) else None
 
 
-def bounds(delta_K: np.ndarray, q: float, fixed_point: float) -> tuple[float, float, float]:
-    """What may be left after K passes if the map contracts by q < 1: from |c*|, from delta_1, from delta_K."""
-    K = len(delta_K)
-    return q**K * fixed_point, q**K / (1 - q) * float(delta_K[0]), q / (1 - q) * float(delta_K[-1])
-
-
 @torch.no_grad()
 def parallel_against_sequential(network: ContextReady, batches: list[Batch]) -> dict[str, float]:
     """Nats per token after each number of passes of COLUMNS."""

@@ -5,48 +5,33 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from tandem.analysis.contraction import Contraction, bounds, last_ratio, movements, passes_needed
+from tandem.analysis.contraction import Contraction, last_ratio, movements, passes_needed
 from tandem.corpus import prepare
 from tandem.networks.context_ready import ContextReady
 from tandem.recipe import load
-from tandem.testing.cases import Case, document, pack
+from tandem.testing.cases import Case, document, halving, pack
 from tandem.training.run import Run
 
 
-class Half(nn.Module):
-    def forward(self, h, e, first, mlp):
-        return (h.masked_fill(first, 0) + e) / 2
-
-
-@pytest.fixture
-def halving():
-    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()
-    network.correction = Half()
-    for linear in (network.blocks[0].output, network.blocks[0].mlp.down):
-        linear.weight.data.zero_()
-    network.wrapped.table.weight.data.fill_(1)
-    return network
-
-
-def test_movement_of_a_map_that_halves(halving):
-    moved = movements(halving, pack([[document(8, 1)]]), passes=12).numpy()
+def test_movement_of_a_map_that_halves():
+    moved = movements(halving(), pack([[document(8, 1)]]), passes=12).numpy()
     delta = moved.max(1)
     # Each pass settles one position more, the first by half of what the others moved
     assert delta.tolist() == [0.5**k for k in range(7)] + [0.5**8] + [0.0] * 4
     assert moved[1].tolist() == [0.0, 0.25] + [0.5] * 6
 
 
-def test_what_is_left_lies_within_the_bounds(halving):
-    """Of the example above: c* ends at 1.98828125, and the map contracts by exactly 0.5."""
-    batch = pack([[document(8, 1)]])
-    e = halving.embed(batch.tokens)
-    c = list(islice(halving.corrections(e, halving.wrapped.reader(e, batch), batch.starts), 8))
-    left = float((c[2] - c[7]).detach().abs().max())
-    delta = movements(halving, batch, passes=3).numpy().max(1)
+def test_what_is_left_lies_within_the_bounds():
+    """Of the example above: c* ends at 1.98828125, and the map contracts by exactly q."""
+    network, batch = halving(), pack([[document(8, 1)]])
+    e = network.embed(batch.tokens)
+    c = list(islice(network.corrections(e, network.wrapped.reader(e, batch), batch.starts), 8))
+    left, fixed_point, q, K = float((c[2] - c[7]).detach().abs().max()), float(c[7].detach().max()), 0.5, 3
+    delta = movements(network, batch, passes=K).numpy().max(1)
     assert left == 0.23828125
-    assert bounds(delta, 0.5, float(c[7].max())) == (0.24853515625, 0.25, 0.25)
+    assert q**K * fixed_point == 0.24853515625
+    assert q**K / (1 - q) * delta[0] == q / (1 - q) * delta[-1] == 0.25
 
 
 def test_ratio_and_passes_by_hand():

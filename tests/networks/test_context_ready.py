@@ -8,7 +8,6 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tandem.networks.context_ready import WALKED, ContextReady, ContextReadySPS
@@ -18,7 +17,7 @@ from tandem.networks.sps import SPS
 from tandem.nn.moe import MixtureConfig
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError
-from tandem.testing.cases import Case, document, pack, texts
+from tandem.testing.cases import Case, document, halving, pack, texts
 from tandem.testing.contract import backward, same_gradients
 from tandem.testing.costs import check_flops
 from tandem.training.checkpoint import restore, save
@@ -150,20 +149,10 @@ def test_many_rows_scored_side_by_side_are_scored_as_in_passes(cls):
     torch.testing.assert_close(*two, rtol=0, atol=1e-5)  # a number of passes stays one
 
 
-class Half(nn.Module):
-    """F(norm(u)) = u / 2."""
-
-    def forward(self, h, e, first, mlp):
-        return (h.masked_fill(first, 0) + e) / 2
-
-
 def test_passes_worked_out_by_hand():
-    """Blocks that are the identity: c(K) - c(K-1) halves with every pass."""
-    network, batch = build(), pack([[document(8, 1)]])
-    network.correction = Half()
-    for linear in (network.blocks[0].output, network.blocks[0].mlp.down):
-        linear.weight.data.zero_()
-    e = torch.ones(1, 8, 16, dtype=torch.float64)
+    """c(K) - c(K-1) halves with every pass."""
+    network, batch = halving(), pack([[document(8, 1)]])
+    e = network.embed(batch.tokens)
     shown = {1: [1, 1, 1, 1], 2: [1.5, 2, 2, 2], 3: [1.5, 2.25, 2.5, 2.5], 4: [1.5, 2.25, 2.625, 2.75]}
     shown[5] = [1.5, 2.25, 2.625, 2.8125]
     for K, z in shown.items():
