@@ -38,6 +38,12 @@ def _spread(of: Callable[[Result], float], show: Callable[[float], str]) -> Call
     return cell
 
 
+def _prefill(summary: Summary, arm: str) -> str:
+    passes = [run.decoding.prefill_passes or 0 for run in summary.runs[arm]]
+    taken = _mean(lambda r: r.decoding.prefill_seconds * 1e3, lambda ms: f"{ms:.3g} ms")(summary, arm)
+    return f"{taken}, {np.mean(passes):.3g} passes" if all(passes) else taken
+
+
 def _judged(summary: Summary, arm: str) -> str:
     return _spread(summary.per_token, fixed)(summary, arm)
 
@@ -100,7 +106,7 @@ TIMED = [  # by the machine's clock
     Column("training time", _mean(lambda r: r.training_seconds, clock)),
     Column("tokens/s", _mean(lambda r: r.tokens / r.training_seconds, scaled)),
     Column("decoding tokens/s", _mean(lambda r: r.decoding.tokens_per_second, scaled)),
-    Column("prefill", _mean(lambda r: r.decoding.prefill_seconds * 1e3, lambda ms: f"{ms:.3g} ms")),
+    Column("prefill", _prefill),
 ]
 
 

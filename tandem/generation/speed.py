@@ -19,6 +19,8 @@ class Decoding:
     tokens_per_second: float
     cache_bytes: int
     """Held after the prompt."""
+    prefill_passes: int | None = None
+    """Of networks that read a prompt in passes, how many that took."""
 
 
 def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repeats: int = 3) -> Decoding:
@@ -29,17 +31,18 @@ def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repea
     timed = [_measure(network, list(prompt), tokens) for _ in range(repeats + 1)][1:]
     return Decoding(
         prompt=len(prompt),
-        prefill_seconds=min(prefill for prefill, _, _ in timed),
-        tokens_per_second=tokens / min(steps for _, steps, _ in timed),
+        prefill_seconds=min(prefill for prefill, *_ in timed),
+        tokens_per_second=tokens / min(steps for _, steps, *_ in timed),
         cache_bytes=timed[0][2],
+        prefill_passes=timed[0][3],
     )
 
 
-def _measure(network: Network, prompt: list[int], tokens: int) -> tuple[float, float, int]:
-    """Seconds to read the prompt, seconds for the tokens after it, bytes held between."""
+def _measure(network: Network, prompt: list[int], tokens: int) -> tuple[float, float, int, int | None]:
+    """Seconds to read the prompt, seconds for the tokens after it, bytes held between, passes of the prompt."""
     session, began = network.session(1), time.perf_counter()
     token = session.prefill([prompt]).argmax(-1).cpu()  # on the host it is finished, not only asked for
     read, held = time.perf_counter(), session.bytes
     for _ in range(tokens):
         token = session.step(token).argmax(-1).cpu()
-    return read - began, time.perf_counter() - read, held
+    return read - began, time.perf_counter() - read, held, getattr(session, "passes", None)

@@ -21,10 +21,8 @@ processes. `unroll: bptt` walks the row position by position instead and trains 
 Scores are those of streaming, which is what a session does: passes are added until no correction that a position can
 know of moves by more than `tolerance`. That is decided position by position, so a score depends on the past alone.
 
-Cost: K passes of the blocks and K - 1 corrections of 8 C^2 multiply-adds to train; one of each to decode a token. A
-session holds one vector beside the caches.
-Source: The Context-Ready Transformer (arXiv 2606.27538), which may be covered by a pending patent of its authors; see
-docs/context_ready.md.
+Cost: K passes of the blocks and K - 1 corrections, each 8 C^2 multiply-adds, to train; one of each to decode a token.
+Source: The Context-Ready Transformer (arXiv 2606.27538), which may be under a pending patent: docs/context_ready.md.
 Shapes: B rows, T tokens, C width, K passes.
 """
 
@@ -42,7 +40,7 @@ from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, compute_dtype
 from tandem.networks.sps import SPS
-from tandem.nn.block import Block, mlp_work
+from tandem.nn.block import mlp_work
 from tandem.nn.init import initialise
 from tandem.nn.mlp import MLP
 from tandem.nn.spans import Span
@@ -72,8 +70,7 @@ class CorrectionConfig(Settings):
     prefill: Literal["converge"] | Passes = "converge"
     """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
     tolerance: float = Field(1e-5, ge=0)
-    """Change of a correction, in any channel, below which it has converged. At least 2 eps of the largest channel that
-    enters the blocks: rounding moves it by as much, so that in bfloat16 this decides, and 1e-5 is out of reach."""
+    """Change of a correction, in any channel, below which it has converged; at least 2 eps of what blocks read."""
 
     def derive(self) -> dict[str, Any]:
         if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
@@ -92,8 +89,7 @@ class Correction(nn.Module):
 
     def __init__(self, config: Any):
         super().__init__()
-        c, C = config, config.width
-        self.config, self.kind = config, c.correction
+        c, C, self.kind = config, config.width, config.correction
         self.norm = nn.Identity() if c.correction == "block_head" else nn.LayerNorm(C, eps=c.norm_eps)
         inputs = 2 * C if c.correction == "concat" else C
         self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
@@ -244,9 +240,7 @@ class ContextReady(Network):
 
     def correct(self, h: Tensor, e: Tensor, first: Tensor) -> Tensor:
         """c of positions with embeddings e, from what the positions before them carry."""
-        last = self.blocks[-1]
-        assert isinstance(last, Block)
-        return self.correction(h, e, first, last.mlp)
+        return self.correction(h, e, first, self.blocks[-1].mlp)  # type: ignore[arg-type]
 
     def _converged(self, e: Tensor, reader: Any, starts: Tensor) -> tuple[Tensor, int]:
         """Corrections of streaming, within the tolerance, and the passes they took, at most T + 1.
@@ -256,10 +250,9 @@ class ContextReady(Network):
         T, first = e.shape[1], _first(starts).to(e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
         c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
-        eps = torch.finfo(compute_dtype(e)).eps
         while K <= T and moving.any():
             new = self.next(e, c, reader, first)
-            rounding = 2 * eps * (e + new).abs().amax(-1)
+            rounding = 2 * torch.finfo(compute_dtype(e)).eps * (e + new).abs().amax(-1)
             moved = moving & ((new - c).abs().amax(-1) > rounding.clamp_min(self.config.tolerance))
             c = torch.where(moving[..., None], new, c)
             count = moved.cumsum(1)
@@ -293,13 +286,13 @@ class ContextReady(Network):
         self.wrapped.start_from(other)
         self.correction.zero()
 
-    def cost(self) -> Cost:
-        """With `prefill: converge` a prompt costs what one pass of it does, of as many as it takes."""
+    def cost(self, passes: int | None = None) -> Cost:
+        """`passes`: not of the mean step. For `prefill: converge` a prompt costs one pass, of as many as it takes."""
         c, work = self.config, self.correction.work(self.config)
         # A prompt is read as tokens are decoded, also where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=False)
         P = c.prefill if isinstance(c.prefill, int) else None
-        K = 1 if c.unroll == "bptt" else (c.passes + (c.passes_min or c.passes)) / 2
+        K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
         return replace(
             inner,
             parameters=self.parameters_by_role(),
@@ -310,6 +303,9 @@ class ContextReady(Network):
             prefill_linear=P and P * inner.linear + (P - 1) * work,
             prefill_pairs=P and (lambda n: P * inner.pairs(n)),
         )
+
+    def cost_of(self, batch: Batch) -> Cost:
+        return self.cost(self._drawn(batch))
 
 
 @register("network", "context_ready_sps")
@@ -341,7 +337,7 @@ class ContextReadySession:
         self.inner = network.wrapped.session(rows)
         self.carry: Tensor | None = None
         self.state: tuple[Tensor, ...] = ()  # as of DecoderSession
-        self.passes = 1  # that the prompt took
+        self.passes: int | None = None  # that the prompt took; None: it was read token by token
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:

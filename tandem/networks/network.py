@@ -138,6 +138,10 @@ class Network(nn.Module):
     def cost(self) -> Cost:
         raise NotImplementedError
 
+    def cost_of(self, batch: Batch) -> Cost:
+        """`cost` in training on this batch, where that is drawn; `cost` is then that of the mean."""
+        return self.cost()
+
     @classmethod
     def drawing(cls, config: Any, starts: list[int]) -> list[tuple[str, Span, int]]:
         """(title, span, number of keys) of every pattern, for a row whose documents begin at `starts`."""

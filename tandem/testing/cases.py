@@ -80,7 +80,7 @@ class _Half(nn.Module):
 
 def halving() -> ContextReady:
     """Its passes can be worked out by hand: blocks are the identity, F(norm(u)) = u / 2, every embedding is 1."""
-    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()
+    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()  # type: ignore[call-arg]
     assert isinstance(network, ContextReady)
     network.correction = _Half()  # type: ignore[assignment]
     for linear in (network.blocks[0].output, network.blocks[0].mlp.down):  # type: ignore[union-attr]

@@ -1,4 +1,8 @@
-"""How fast a run will be: a few of its steps, taken on a copy and timed."""
+"""How fast a run will be: a few of its steps, taken on a copy and timed.
+
+Some networks draw how much they do in a step (context_ready its passes): a step that does half as much again as the
+mean step counts as two thirds of the time it took.
+"""
 
 import time
 from dataclasses import dataclass
@@ -20,8 +24,8 @@ its second step and its third, which then take 4.3 and 4.9 s where others take 0
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured over a few steps on a copy: seconds for one step, seconds before the first that counts, bytes at the
-    peak; FLOPs of one of these steps."""
+    """Measured over a few steps on a copy: seconds for the mean step, seconds before the first that counts, bytes at
+    the peak; FLOPs of the mean step."""
 
     step_seconds: float
     start_seconds: float
@@ -36,11 +40,19 @@ class Speed:
 def measure(scratch: "Run") -> Speed:
     """Takes a few steps of `scratch`, which is spoilt by it; of several processes the slowest and the largest count."""
     taken: list[float] = []
-    while len(taken) <= COUNTED or (len(taken) < MOST and max(taken[-COUNTED:]) > STEADY * min(taken[-COUNTED:])):
-        began = time.perf_counter()
-        take_step(scratch, len(taken) % (COUNTED + 1))
+    mean: list[float] = []  # what the mean step would have taken
+    while len(taken) <= COUNTED or (len(taken) < MOST and max(mean[-COUNTED:]) > STEADY * min(mean[-COUNTED:])):
+        step, began = len(taken) % (COUNTED + 1), time.perf_counter()
+        take_step(scratch, step)
         finish(scratch.device.value)
         taken += scratch.ranks.largest(time.perf_counter() - began)  # alike in all, or one would take a step alone
+        mean.append(taken[-1] / _share(scratch, step))
     (memory,) = scratch.ranks.largest(peak_memory(scratch.device.value))
-    step_seconds = sorted(taken[-COUNTED:])[COUNTED // 2]
+    step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]
     return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1))
+
+
+def _share(run: "Run", step: int) -> float:
+    """FLOPs of a step over those of the mean step."""
+    phase, drawn = run.view.at(step), run.network.cost_of(run.batches(step)[0])
+    return phase.flops(drawn, 1) / phase.flops(run.cost, 1)

@@ -157,9 +157,12 @@ def test_runs_scored_on_other_documents_are_refused(make_study, run):
 
 def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
     told = [everything(run), everything(run, training_seconds=1.0)]
+    in_passes = [dataclasses.replace(result.decoding, prefill_passes=9) for result in told[1]]
+    told[1] = [dataclasses.replace(result, decoding=read) for result, read in zip(told[1], in_passes, strict=True)]
     first, second = (plain(Summary.of(make_study(), results)) for results in told)
     likelihood, clock = first.split("by the clock")
     assert likelihood == second.split("by the clock")[0] and clock != second.split("by the clock")[1]
+    assert "31 ms, 9 passes" in second and "passes" not in first
     sps = next(line for line in likelihood.splitlines() if line.startswith("sps  "))
     runs = [run("sps", seed).nats_per_token for seed in (1, 2, 3)]
     assert f"{np.mean(runs):.4f} ± {np.std(runs, ddof=1):.4f}" in sps

@@ -3,7 +3,15 @@
 import torch
 
 from tandem.generation.speed import measure_decoding
+from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+
+
+def test_passes_of_a_prompt_are_told():
+    for cls, passes in ((Decoder, None), (ContextReady, 3)):
+        given = {"prefill": 3} if passes else {}
+        network = cls(cls.Config(width=32, heads=2, depth=1, **given), 61, 32, torch.Generator().manual_seed(0))
+        assert measure_decoding(network, [5, 2, 9, 7], tokens=1, repeats=1).prefill_passes == passes
 
 
 def test_it_reads_the_prompt_then_as_many_tokens_as_asked_and_counts_the_cache_between():

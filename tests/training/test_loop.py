@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.corpus import Batch, prepare
+from tandem.networks.context_ready import ContextReady
 from tandem.recipe import load
 from tandem.training import speed
 from tandem.training.health import NotFinite
@@ -94,6 +95,22 @@ def test_steps_are_timed_when_they_are_steady(make_run, monkeypatch, durations, 
     monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
     found = speed.measure(run)
     assert (found.step_seconds, found.start_seconds) == pytest.approx((step, start)) and not left
+
+
+def test_a_step_counts_by_what_it_has_drawn(make_run, monkeypatch):
+    run, clock, drawn = make_run("network.name=context_ready"), [0.0], []
+
+    def take_step(run, step):
+        drawn.append(run.network._drawn(run.batches(step)[0]))
+        one = run.network.config.model_copy(update={"passes": drawn[-1], "passes_min": None})
+        cost = ContextReady(one, run.corpus.train.vocabulary, run.recipe.batch.context).cost()
+        clock.append(clock[-1] + 1e-9 * run.view.flops(cost, 1))
+
+    monkeypatch.setattr(speed, "take_step", take_step)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+    found = speed.measure(run)
+    assert found.step_seconds == pytest.approx(1e-9 * found.flops, rel=1e-6)
+    assert len(drawn) == 4 and max(drawn[1:]) > 1.5 * min(drawn[1:])  # of which no more are taken for it
 
 
 @pytest.mark.parametrize(
