@@ -17,7 +17,6 @@ Letters: B rows, l positions of a row, s tokens of a bag, S targets of a positio
 """
 
 import functools
-import itertools
 import math
 from typing import Annotated, Any, Literal
 
@@ -43,19 +42,16 @@ WEIGHTS = {
     "fitted": lambda i: i**EXPONENT,
 }
 
-Bag = Annotated[int, Field(ge=1)]
-Until = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
-
 
 @register("objective", "superposition")
 class Superposition:
     """Bags of tokens first, then tokens (Token Superposition Training); the defaults are the paper's."""
 
     class Config(Settings):
-        bag: Bag | list[Bag] = 6
-        """s, tokens of a bag; 1 is next_token. A list: one phase of bags after the other."""
-        until: Until | list[Until] = 0.3
-        """Where the bags end: a step, or a share of the run's steps, rounded down. A list: one for each of `bag`."""
+        bag: int = Field(6, ge=1)
+        """s, tokens of a bag; 1 is next_token."""
+        until: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.3
+        """Where the bags end: a step, or a share of the run's steps, rounded down."""
         bag_in: bool = True
         """A position reads a bag, the mean of its embeddings; else one token."""
         bag_out: bool = True
@@ -80,16 +76,10 @@ class Superposition:
         """At the switch to tokens draw the input table and the head anew: a control that must fail."""
 
         def derive(self) -> dict[str, Any]:
-            bags, untils = self.by_phase
-            if len(bags) != len(untils) or not bags:
-                raise ValueError(f"bag and until must be of one length, not {len(bags)} and {len(untils)}")
-            kinds = {isinstance(until, int) for until in untils}
-            if len(kinds) > 1 or any(a >= b for a, b in itertools.pairwise(untils)):
-                raise ValueError(f"until = {untils}: must rise, in steps or in shares of the run")
-            if not (self.bag_in or self.bag_out) and max(bags) > 1:
+            if not (self.bag_in or self.bag_out) and self.bag > 1:
                 raise ValueError("bag_in and bag_out are both false, which is objective next_token; set one, or bag: 1")
             if isinstance(self.weights, list):
-                if any(len(self.weights) != bag for bag in bags):
+                if len(self.weights) != self.bag:
                     raise ValueError(f"weights: {len(self.weights)} numbers, bag: {self.bag}; one for each target")
                 if not self.weights[0] > 0:
                     raise ValueError("weights: the first must be > 0; it is the only one that every position is asked")
@@ -105,26 +95,21 @@ class Superposition:
                 raise ValueError("bag_in: false reads single tokens, so bag_step and grow have nothing to trade")
             return {}
 
-        @property
-        def by_phase(self) -> tuple[list[int], list[int | float]]:
-            """Bags, and where each of them ends."""
-            bags, untils = (given if isinstance(given, list) else [given] for given in (self.bag, self.until))
-            return bags, untils  # type: ignore[return-value]
-
     @classmethod
     def check(cls, recipe: Recipe):
         config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
-        bags = [bag for bag in config.by_phase[0] if bag > 1]
-        if reason := network.suffixes_only or (bags and network.tokens_only):
+        bag = config.bag
+        if reason := network.suffixes_only or (bag > 1 and network.tokens_only):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
-        for bag in bags:
-            rows, _ = cls._shape(config, bag, batch.rows, batch.context)
-            if config.bag_step == "less_work" and batch.rows % bag:
-                yield "batch.rows", f"bags of {bag} with bag_step: less_work need a multiple of {bag}"
-            elif rows % batch.micro_batches:
-                yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"
-            if config.grow == "rows" and batch.context % bag:
-                yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
+        if bag == 1:
+            return
+        rows, _ = cls._shape(config, batch.rows, batch.context)
+        if config.bag_step == "less_work" and batch.rows % bag:
+            yield "batch.rows", f"bags of {bag} with bag_step: less_work need a multiple of {bag}"
+        elif rows % batch.micro_batches:
+            yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"
+        if config.grow == "rows" and batch.context % bag:
+            yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
 
     def __init__(self, config: Config):
         self.config = config
@@ -148,41 +133,32 @@ class Superposition:
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps whose next-token steps read `rows`."""
-        c, found, first, begin = self.config, [], 0, 0
-        if set(c.by_phase[0]) == {1}:  # next_token, on any view
+        c, last = self.config, whole_steps(self.config.until, steps)
+        if c.bag == 1 or not last:  # next_token, on any view
             return self.next_token.phases(rows, steps)
-        for bag, until in zip(*c.by_phase, strict=True):
-            last = whole_steps(until, steps)
-            if last > first:
-                view = self._view(rows, bag, begin)
-                note = f"bags of {bag} until step {last:,}" if bag > 1 else ""
-                found.append(Phase(first, view, note, restarts=c.lr_restart and bool(note)))
-                first, begin = last, view.read(last - first)
-        switched = any(phase.note for phase in found)
-        redrawn = {"embedding", "head"} if switched and c.reinit_at_switch == "embeddings" else ()
-        tokens = rows.from_token(begin)
-        return [*found, Phase(first, tokens, restarts=c.lr_restart and switched, redrawn=frozenset(redrawn))]
+        bags = self._bags(rows)
+        redrawn = {"embedding", "head"} if c.reinit_at_switch == "embeddings" else ()
+        return [
+            Phase(0, bags, f"bags of {c.bag} until step {last:,}", restarts=c.lr_restart),
+            Phase(last, rows.from_token(bags.read(last)), restarts=c.lr_restart, redrawn=frozenset(redrawn)),
+        ]
 
-    def _view(self, rows: PackedRows, bag: int, begin: int) -> View:
+    def _bags(self, rows: PackedRows) -> View:
         c = self.config
-        if bag == 1:
-            return rows.from_token(begin)
-        slots = bag if c.bag_out else 1
+        slots, fold = c.bag if c.bag_out else 1, c.boundary == "fold"
         if not c.bag_in:
-            fold = c.boundary == "fold"
-            return BagRows(rows.order, rows.rows, rows.context, begin, bag=1, slots=slots, tail=True, documents=fold)
-        shape = self._shape(c, bag, rows.rows, rows.context)
-        if c.boundary == "fold":
-            return FoldedRows(rows.order, *shape, begin, bag=bag, slots=slots)
-        tail = c.tail == "one"
-        return BagRows(rows.order, *shape, begin, bag=bag, slots=slots, tail=tail, documents=False)
+            return BagRows(rows.order, rows.rows, rows.context, 0, bag=1, slots=slots, tail=True, documents=fold)
+        shape = self._shape(c, rows.rows, rows.context)
+        if fold:
+            return FoldedRows(rows.order, *shape, 0, bag=c.bag, slots=slots)
+        return BagRows(rows.order, *shape, 0, bag=c.bag, slots=slots, tail=c.tail == "one", documents=False)
 
     @staticmethod
-    def _shape(config: Config, bag: int, rows: int, context: int) -> tuple[int, int]:
+    def _shape(config: Config, rows: int, context: int) -> tuple[int, int]:
         """Rows and positions of a step in bags."""
         if config.grow == "rows":
-            rows, context = rows * bag, context // bag
-        return rows // bag if config.bag_step == "less_work" else rows, context
+            rows, context = rows * config.bag, context // config.bag
+        return rows // config.bag if config.bag_step == "less_work" else rows, context
 
     # ---- what is asked ----------------------------------------------------------------------------------------------
 

@@ -16,9 +16,7 @@ def refused(*overrides):
     ("overrides", "reason"),
     [
         (("bag_in=false", "bag_out=false"), "which is objective next_token"),
-        (("bag=[4, 2]",), "bag and until must be of one length, not 2 and 1"),
-        (("bag=[4, 2]", "until=[0.5, 0.3]"), "must rise"),
-        (("bag=[4, 2]", "until=[100, 0.3]"), "must rise, in steps or in shares"),
+        (("bag=[4, 2]",), "objective.bag = [4, 2]: must be"),
         (("until=1.5",), "objective.until = 1.5: must be"),
         (("bag=0",), "objective.bag = 0: must be"),
         (("weights=[1, 2]",), "2 numbers, bag: 4; one for each target"),

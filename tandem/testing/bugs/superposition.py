@@ -38,7 +38,7 @@ BUGS = {
     ],
     "objectives/superposition.py": [
         ("the stream starts anew at the switch", PHASES,
-         "first, begin = last, view.read(last - first)", "first, begin = last, 0"),
+         "rows.from_token(bags.read(last))", "rows.from_token(0)"),
         ("counts of one micro-batch in bags", "accumulation",
          "[counts[slot] for slot in slots]", "[self.count(network, batch)[slot] for slot in slots]"),
         ("weights are not divided by their sum", SUPERPOSITION,
