@@ -26,8 +26,8 @@ class Phase:
     """What the network does in place of reading tokens; as long as it stands, this is no language model."""
     restarts: bool = False
     """Whether the learning rate starts anew."""
-    redrawn: frozenset[str] = frozenset()
-    """Roles of the parameters that are drawn anew."""
+    redraws: bool = False
+    """Whether the table of tokens and the head are drawn anew."""
     parts: tuple[int, int] | None = None
     """Where only the end of a text is asked for: tokens of a row before that, and from there on, on the mean."""
 

@@ -137,10 +137,9 @@ class Superposition:
         if c.bag == 1 or not last:  # next_token, on any view
             return self.next_token.phases(rows, steps)
         bags = self._bags(rows)
-        redrawn = {"embedding", "head"} if c.reinit_at_switch == "embeddings" else ()
         return [
             Phase(0, bags, f"bags of {c.bag} until step {last:,}", restarts=c.lr_restart),
-            Phase(last, rows.from_token(bags.read(last)), restarts=c.lr_restart, redrawn=frozenset(redrawn)),
+            Phase(last, rows.from_token(bags.read(last)), restarts=c.lr_restart, redraws=c.reinit_at_switch != "none"),
         ]
 
     def _bags(self, rows: PackedRows) -> View:

@@ -151,11 +151,12 @@ class Run:
         if phase.first != step or not step:
             return
         self.progress.usual.clear()  # losses of one phase say nothing of those of the next
-        if phase.redrawn:
+        if phase.redraws:
             fresh, role = dict(self._drawn(f"redrawn/{step}").named_parameters()), roles(self.network)
             with torch.no_grad():
                 for name, parameter in self.network.named_parameters():
-                    if role[name] in phase.redrawn:
+                    # Learned positions and SPS's first prediction are embeddings, too, and go on
+                    if role[name] == "head" or name.endswith("table.weight"):
                         parameter.copy_(cut_like(fresh[name], parameter))
 
     def tokens(self, step: int) -> int:

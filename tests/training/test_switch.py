@@ -101,13 +101,18 @@ def test_every_network_that_reads_embeddings_trains_in_bags_switches_and_is_scor
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def test_embeddings_drawn_anew_at_the_switch_are_all_that_changes(make_run):
-    run = make_run("objective.until=3", "objective.reinit_at_switch=embeddings", "network.tied=false")
+@pytest.mark.parametrize("network", ["positions=adjacent", "positions=learned", "name=sps", "name=context_ready"])
+def test_embeddings_drawn_anew_at_the_switch_are_all_that_changes(make_run, network):
+    run = make_run(
+        "objective.until=3", "objective.reinit_at_switch=embeddings", "network.tied=false", f"network.{network}"
+    )
     for step in range(4):
         before = copy.deepcopy(run.network.state_dict())
         run.enter(step)
         changed = {name for name, value in run.network.state_dict().items() if not torch.equal(value, before[name])}
-        assert changed == ({"table.weight", "output.weight"} if step == 3 else set())
+        assert {name.removeprefix("wrapped.") for name in changed} == (
+            {"table.weight", "output.weight"} if step == 3 else set()
+        )
 
 
 def test_the_learning_rate_restarts_where_it_is_asked_to(make_run):

@@ -50,7 +50,11 @@ BUGS = {
         ("the sum of a bag's embeddings", SUPERPOSITION,
          " / tokens.shape[2])", ")"),
         ("tables are drawn anew unasked", SWITCH,
-         'if switched and c.reinit_at_switch == "embeddings" else ()', "if switched else ()"),
+         'redraws=c.reinit_at_switch != "none"', "redraws=True"),
+    ],
+    "training/run.py": [
+        ("learned positions are drawn anew with the tables", SWITCH,
+         'role[name] == "head" or name.endswith("table.weight")', 'role[name] in ("head", "embedding")'),
     ],
     "corpus/bags.py": [
         ("a bag is asked for itself", BAGS,
