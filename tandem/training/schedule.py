@@ -16,14 +16,18 @@ Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the p
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import Field
 
 from tandem.recipe import Recipe, Settings, register
 
+Length = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)]
+"""In steps, or as a share of the run."""
+
 
 class _Config(Settings):
-    warmup: int | float = Field(0.02, ge=0)
+    warmup: Length = 0.02
     """Warm-up: steps (an integer) or a share of the run (below 1)."""
     floor: float = Field(0.1, ge=0, le=1)
     """Rate at the end, as a share of the peak."""
@@ -58,7 +62,7 @@ class WSD(Schedule):
     """Warm-up, constant, linear decay over the last steps."""
 
     class Config(_Config):
-        decay: int | float = Field(0.1, ge=0)
+        decay: Length = 0.1
         """Length of the decay: steps (an integer) or a share of the run (below 1)."""
         floor: float = Field(0.0, ge=0, le=1)
         """Rate at the end, as a share of the peak."""

@@ -73,3 +73,13 @@ def test_a_warm_up_from_zero_spends_its_first_step_on_nothing():
 
 def test_no_warm_up_starts_at_the_peak():
     assert Cosine(Cosine.Config(warmup=0), 10)(0) == 1.0
+
+
+@pytest.mark.parametrize("key", ["warmup", "decay"])
+def test_a_length_is_whole_steps_or_a_share_below_one(key):
+    with pytest.raises(
+        UserError, match=f"schedule.{key} = 2000.0: must be a whole number >= 0 or a number >= 0 and < 1"
+    ):
+        load("decoder/tiny", ["schedule.name=wsd", f"schedule.{key}=2000.0"])
+    made = [load("decoder/tiny", ["schedule.name=wsd", f"schedule.{key}={length}"]).schedule for length in (2000, 0.5)]
+    assert [getattr(schedule, key) for schedule in made] == [2000, 0.5]
