@@ -28,7 +28,7 @@ from tandem.corpus import IGNORE, BagRows, Batch, FoldedRows, PackedRows, View
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phase, whole_steps
-from tandem.recipe import Recipe, Settings, register
+from tandem.recipe import Recipe, Settings, UserError, register
 
 Weights = Literal["uniform", "power", "exponential", "first", "fitted"]
 EXPONENT = -1.25
@@ -110,6 +110,8 @@ class Superposition:
             yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"
         if config.grow == "rows" and batch.context % bag:
             yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
+        if config.lr_restart and getattr(recipe.schedule, "tokens", None):
+            yield "schedule.tokens", "objective.lr_restart gives each phase a schedule of its own length; write null"
 
     def __init__(self, config: Config):
         self.config = config
@@ -141,6 +143,15 @@ class Superposition:
             Phase(0, bags, f"bags of {c.bag} until step {last:,}", restarts=c.lr_restart),
             Phase(last, rows.from_token(bags.read(last)), restarts=c.lr_restart, redraws=c.reinit_at_switch != "none"),
         ]
+
+    def require(self, steps: int) -> None:
+        """Raises: UserError where a run of `steps` steps ends before the step that is to end its bags."""
+        until = self.config.until
+        if self.config.bag > 1 and isinstance(until, int) and until >= steps:
+            raise UserError(
+                f"objective.until = {until}: the run has {steps:,} steps, so it would never switch to tokens; write "
+                "an earlier step, a share of the run such as 0.3, or 1.0 for bags to its end"
+            )
 
     def _bags(self, rows: PackedRows) -> View:
         c = self.config

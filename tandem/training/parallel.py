@@ -209,12 +209,13 @@ def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
     return everywhere.redistribute(placements=tensor.placements)
 
 
-def require_divisible(rows: int, micro_batches: int, ranks: Ranks) -> None:
-    """Raises UserError where the rows of a step can not be dealt out evenly."""
-    parts = ranks.count * micro_batches
+def require_divisible(rows: int, micro_batches: int, ranks: Ranks, divisor: int = 1) -> None:
+    """Raises UserError where the rows of a step, or in some phase rows / divisor, can not be dealt out evenly."""
+    parts = ranks.count * micro_batches * divisor
     if rows % parts:
+        fewer = f" x {divisor}, by which a phase divides its rows" if divisor > 1 else ""
         raise UserError(
             f"batch.rows = {rows}: must be a multiple of {parts} = {ranks.count} processes x batch.micro_batches "
-            f"{micro_batches}; write batch.rows={math.ceil(rows / parts) * parts}, or start "
-            f"{math.gcd(rows // micro_batches, ranks.count)} processes"
+            f"{micro_batches}{fewer}; write batch.rows={math.ceil(rows / parts) * parts}, or start "
+            f"{math.gcd(rows // divisor // micro_batches, ranks.count)} processes"
         )

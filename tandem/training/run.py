@@ -89,6 +89,8 @@ class Run:
             self.view = self._phases(self.steps)
         with ranks.together():
             self.rows.of_run(self.steps).require()
+            for phase in self.view.phases:
+                require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
         self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
         self.progress = Progress()
@@ -144,6 +146,11 @@ class Run:
             middle = (low + high) // 2
             low, high = (middle, high) if price(middle) <= amount else (low, middle)
         return low
+
+    def require_switch(self) -> None:
+        """Raises: UserError where the objective is told of a step that the run does not reach."""
+        if hasattr(self.objective, "require"):
+            self.objective.require(self.steps)
 
     def enter(self, step: int) -> None:
         """What happens once, before the first step of a phase."""

@@ -16,7 +16,9 @@ from tandem.recipe import UserError, load
 from tandem.training import checkpoint
 from tandem.training.health import Stopped
 from tandem.training.loop import take_step, train
+from tandem.training.parallel import Ranks
 from tandem.training.run import Run
+from tandem.training.speed import Speed
 
 SIZE = ["network.depth=1", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
 BAGS = ["objective.name=superposition", "objective.bag=2", "training.compile=false", "sampling.tokens=5"]
@@ -118,6 +120,39 @@ def test_embeddings_drawn_anew_at_the_switch_are_all_that_changes(make_run, netw
 def test_the_learning_rate_restarts_where_it_is_asked_to(make_run):
     run = make_run("objective.until=0.5", "objective.lr_restart=true", "schedule.warmup=2", "schedule.decay=2")
     assert [run.schedule(step) for step in range(10)] == [0.5, 1, 1, 1, 0.5] * 2
+
+
+def test_the_schedule_by_tokens_restarts_too(recipe, make_run):
+    given = ["objective.until=0.5", "objective.lr_restart=true", "objective.bag_step=less_work"]
+    given += ["schedule={name: wsd_by_tokens, warmup: 128, tokens_per_step: 64, decay: 0.4, floor: 0}"]
+    run = make_run(*given)
+    assert [run.schedule(step) for step in range(10)] == pytest.approx([0.5, 0.5, 1, 1, 0.5] * 2)
+    with pytest.raises(UserError, match=r"schedule.tokens = 640: objective.lr_restart gives each phase a schedule"):
+        recipe(*given, "schedule.tokens=640", budget="640 tokens")
+
+
+def test_bags_that_would_end_after_the_run_are_refused(recipe, tmp_path):
+    for until in (10, 4000):
+        made = recipe(f"objective.until={until}")
+        for begin in (plan, lambda made: pretrain(made, tmp_path / "run")):
+            with pytest.raises(UserError, match=f"objective.until = {until}: the run has 10 steps.*or 1.0 for bags"):
+                begin(made)
+        assert not (tmp_path / "run").exists()
+    assert "(bags of 2 until step 9)" in plan(recipe("objective.until=9"))
+    assert "(bags of 2 until step 10)" in plan(recipe("objective.until=1.0"))
+
+
+@pytest.mark.parametrize("budget", ["10 steps", "1 seconds"])
+def test_rows_of_bags_that_can_not_be_dealt_out_are_refused_before_the_first_step(recipe, monkeypatch, budget):
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, mine: [mine])
+    monkeypatch.setattr("tandem.training.run.wrapped", lambda loss, how: loss)
+    monkeypatch.setattr(Run, "measure", lambda run: Speed(0.1, 0.0, 0, run.flops(1)))
+    made = recipe("objective.bag_step=less_work", "objective.until=0.5", budget=budget)
+    corpus = prepare(made.corpus)
+    assert Run(made, corpus, ranks=Ranks(0, 2)).steps
+    said = "batch.rows = 4: must be a multiple of 8 = 4 processes x batch.micro_batches 1 x 2, by which a phase divides"
+    with pytest.raises(UserError, match=f"{said} its rows; write batch.rows=8, or start 2 processes"):
+        Run(made, corpus, ranks=Ranks(0, 4))
 
 
 def test_wsd_over_the_whole_run(make_run):
