@@ -159,13 +159,14 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
         if texts["texts"].keys() != recipe.evaluation.texts.keys():
             texts = {"kind": "texts", "step": run.steps, **judge_texts(run)}
-            words = f"\n{'':<12}".join(in_words(text, name) for name, text in texts["texts"].items())
+            words = f"\n{'':<12}".join(noted(run.note, in_words(text, name)) for name, text in texts["texts"].items())
             ranks.first(lambda: log.write(texts, words))
     network = run.whole_network()
     if not run.note:
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
+        "note": run.note,  # as `noted` says it; empty: this is a language model
         "tokens": run.tokens(run.steps),
         "positions": run.view.positions(run.steps),
         "flops": run.flops(run.steps),
@@ -308,7 +309,7 @@ def samples(run: Run) -> list[tuple[str, str]]:
 def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     """What the run did, and where everything lies."""
     losses = [next(iter(record["terms"].values())) for record in folder.records("step")]
-    spent, planned = result["training_seconds"], result["planned_seconds"]
+    spent, planned, note = result["training_seconds"], result["planned_seconds"], result.get("note", "")
     lines = {
         "done": f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}, "
         f"evaluation {clock(result['evaluation_seconds'])}",
@@ -316,7 +317,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
         **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
-        "likelihood": in_words(result["likelihood"]),
+        "likelihood": noted(note, in_words(result["likelihood"])),
     }
     curve, model = folder.path / "loss.png", folder.path / "model"
     paths = {
@@ -327,7 +328,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "model": model if model.exists() else "not written; the run ends in a phase that is no language model",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
-    said += [f"{'text':<11} {in_words(text, name)}" for name, text in result["texts"].items()]
-    said += [f"{'sample':<11} {(prompt + text).strip()}" for prompt, text in result["samples"]]
+    said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]
+    said += [f"{'sample':<11} {noted(note, (prompt + text).strip())}" for prompt, text in result["samples"]]
     said += [f"{title:<11} {path}" for title, path in paths.items()]
-    return [*said, f"{'go on':<11} tandem generate {folder.path} 'Once upon a time'"]
+    return said if note else [*said, f"{'go on':<11} tandem generate {folder.path} 'Once upon a time'"]

@@ -45,6 +45,9 @@ class Result:
     folder: Path
     steps: int
     tokens: int
+    """Of text, read in training."""
+    positions: int
+    """Computed in training: what the network counts as tokens; fewer, where a position reads a bag."""
     flops: float
     training_seconds: float
     evaluation_seconds: float
@@ -66,6 +69,8 @@ class Result:
     decoding: Decoding
     samples: list[tuple[str, str]]
     """(prompt, what followed)."""
+    note: str
+    """Why it is no language model at its end, and so scored one token at a time after something else; empty: it is."""
     environment: list[dict[str, Any]]
     """Versions and machine of every process that trained it, oldest first."""
 
@@ -84,9 +89,9 @@ class Result:
 
     def as_numbers(self) -> dict[str, Any]:
         """What a line of results.jsonl holds: sums over documents in place of the arrays, no texts."""
-        kept = ("arm", "seed", "lr", "trial", "steps", "tokens", "flops", "training_seconds", "evaluation_seconds")
+        kept = ("arm", "seed", "lr", "trial", "steps", "tokens", "positions", "flops", "training_seconds")
         return {
-            **{key: getattr(self, key) for key in kept},
+            **{key: getattr(self, key) for key in (*kept, "evaluation_seconds", "note")},
             "run": self.folder.name,
             "nats_per_token": self.nats_per_token,
             "bits_per_byte": self.bits_per_byte,
@@ -125,10 +130,12 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         trial=trial,
         folder=path,
         steps=told["step"],
-        **{key: told[key] for key in ("tokens", "flops", "training_seconds", "evaluation_seconds", "parameters")},
+        **{key: told[key] for key in ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds")},
+        parameters=told["parameters"],
         **by_document,
         curve=[point for point in curve if math.isfinite(point.nats_per_token)],
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
+        note=told.get("note", ""),
         environment=json.loads(folder.environment.read_bytes()),
     )

@@ -170,6 +170,9 @@ class Summary:
         broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
         if broken:
             found.append(f"Not finite: the likelihood of {'; '.join(broken)}.")
+        notes = [f"{r.arm}, seed {r.seed}, after {r.note}" for r in self.flat if r.note]
+        if notes:
+            found.append(f"No language model, and yet scored one token at a time: {'; '.join(notes)}.")
         return found
 
     # The verdict --------------------------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ COST = [
     Column("parameters", _mean(lambda r: sum(r.parameters.values()), scaled)),
     Column("non-embedding", _mean(lambda r: non_embedding(r.parameters), scaled)),
     Column("training tokens", _mean(lambda r: r.tokens, scaled)),
+    Column("positions", _mean(lambda r: r.positions, scaled)),
     Column("training FLOPs", _mean(lambda r: r.flops, scaled)),
     Column("cache bytes/token", _mean(lambda r: r.decoding.cache_bytes / r.decoding.prompt, scaled)),
 ]

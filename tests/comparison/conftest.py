@@ -71,12 +71,13 @@ def run(tmp_path):
         ]
         fields = dict(
             arm=arm, seed=seed, lr=lr, trial=trial, folder=tmp_path / "runs" / f"{arm}-{seed}", steps=400,
-            tokens=2_000_000, flops=400 * 3.1e10 * factor, training_seconds=84.0 * factor, evaluation_seconds=3.0,
+            tokens=2_000_000, positions=1_250_000, flops=400 * 3.1e10 * factor,
+            training_seconds=84.0 * factor, evaluation_seconds=3.0,
             parameters={"embedding": 524288, "attention": 300_000, "mlp": 700_000}, documents=np.arange(240), nats=nats,
             document_tokens=tokens, document_bytes=np.round(tokens * 4.3), end_nats=0 * tokens, curve=curve,
             decoding=Decoding(256, 0.031 * factor, 410 / factor, int(2**20 * factor)),
             samples=[("The river", f" was wide <{arm}>, and nobody crossed it & lived."), ("In 1912", " it snowed.")],
-            environment=[ENVIRONMENT],
+            note="", environment=[ENVIRONMENT],
         )  # fmt: skip
         return Result(**(fields | changes))
 

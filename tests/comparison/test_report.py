@@ -111,7 +111,7 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
         judged = {"step": point.step, "training_tokens": point.tokens, "training_flops": point.flops}
         nats = math.nan if point.step > 100 else point.nats_per_token
         lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, "nats_per_token": nats})
-    kept = ("tokens", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
+    kept = ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
     told = {"step": drawn.steps, "decoding": dataclasses.asdict(drawn.decoding), **{k: getattr(drawn, k) for k in kept}}
     (tmp_path / "result.json").write_text(json.dumps(told))
     (tmp_path / "environment.json").write_text(json.dumps(drawn.environment))
@@ -146,6 +146,17 @@ def test_warnings(make_study, run):
     found = Summary.of(study, [run("sps", 1), other]).warnings
     assert "Runs differ in torch: 2.13.0+cpu; 2.11.0. Do not compare their seconds." in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
+    (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
+    assert told == "No language model, and yet scored one token at a time: sps, seed 1, after bags of 4 until step 400."
+
+
+def test_text_read_and_positions_computed_stand_side_by_side(make_study, run, page):
+    study, results = make_study(), [*everything(run, ["decoder"]), *everything(run, ["sps"], positions=800_000)]
+    text = plain(Summary.of(study, results))
+    (row,) = re.findall(r"^arm .*training tokens .*\n.*\n(sps .*)", text, re.M)
+    assert " 2 M  800 k " in re.sub(r" {2,}", "  ", row)
+    assert "800 k" in Page(page(study, results)).text
+    assert [result.as_numbers()["positions"] for result in results] == [1_250_000] * 3 + [800_000] * 3
 
 
 def test_runs_scored_on_other_documents_are_refused(make_study, run):

@@ -187,6 +187,7 @@ def test_micro_batches_change_nothing(make_run, parts):
 
 def test_a_plan_tells_latent_positions_from_tokens(recipe):
     page = plan(recipe())
+    assert "FLOP per position = " in page and "per token of text" not in page
     assert "3 steps of 128 tokens (bags of 2 until step 3) + 7 steps of 64 tokens = 640 positions = 832 tokens" in page
 
 
@@ -223,7 +224,18 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
     assert (folder / "model" / "model.safetensors").exists()
 
 
-def test_a_run_that_never_switches_leaves_no_model(recipe, tmp_path):
-    result = pretrain(recipe("objective.until=1.0", budget="3 steps"), tmp_path / "run")
+def test_a_run_that_never_switches_leaves_no_model_and_says_so(recipe, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("The river was wide, and nobody crossed it.")
+    texts = f"evaluation.texts={{river: {tmp_path / 'text.txt'}}}"
+    result = pretrain(recipe("objective.until=1.0", texts, budget="3 steps"), tmp_path / "run")
     assert result["tokens"] == 2 * result["positions"] == 2 * 3 * 64
     assert not (tmp_path / "run" / "model").exists()
+    read = read_result(tmp_path / "run", "bags", 1, 1e-3, trial=False)
+    assert read.note == result["note"] == "bags of 2 until step 3" and read.positions == result["positions"]
+    said = capsys.readouterr().out
+    noted = [line for line in said.splitlines() if "after bags of 2 until step 3" in line]
+    judged = [line for line in said.splitlines() if "bits/byte" in line]
+    assert len(judged) == 4 and set(judged) < set(noted) and any(line.startswith("sample") for line in noted)
+    assert "tandem generate" not in said
+    pretrain(recipe("objective.until=2", budget="3 steps"), tmp_path / "switched")
+    assert "tandem generate" in capsys.readouterr().out
