@@ -1,12 +1,13 @@
 """A method that reads more text a step against its baseline: three readings of one table of runs.
 
     equal FLOPs   difference of losses where both have spent the same
-    equal loss    steps and FLOPs of the baseline where it reaches the loss of the method, over those of the method
+    equal loss    steps, FLOPs and time of the baseline where it reaches the method's loss, over those of the method
     equal data    difference of losses where both have read as much text
 
 Between two lengths of run, the baseline's loss is a straight line in the logarithm of what is held equal; beyond its
-shortest and longest run nothing is said. Every run is a whole one: a loss on the way, its learning rate not yet
-decayed, is another thing. Source: Token Superposition Training (arXiv 2605.06546), table 2 and figure 4.
+shortest and longest run nothing is said, but for the hundredth by which whole steps miss a budget. Every run is a whole
+one: a loss on the way, its learning rate not yet decayed, is another thing. Source: Token Superposition Training (arXiv
+2605.06546), table 2 and figure 4.
 """
 
 import math
@@ -14,13 +15,17 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+MISSED = 0.01
+"""Share by which runs of one budget may differ in what they spend."""
+
 
 class Finished(NamedTuple):
-    """A run to its end: `tokens` of text read, training `flops`, held-out (or final) nats per token."""
+    """A run to its end: `tokens` of text read, `flops` and `seconds` of training, held-out (or final) nats a token."""
 
     steps: int
     tokens: int
     flops: float
+    seconds: float
     nats_per_token: float
 
 
@@ -32,13 +37,15 @@ class Readings(NamedTuple):
     steps_at_equal_loss: float | None
     """Of the baseline, over those of the method; the next likewise."""
     flops_at_equal_loss: float | None
+    seconds_at_equal_loss: float | None
 
 
 def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
     """All three, from one run of the method and runs of the baseline of any lengths."""
 
     def against(spent: Callable[[Finished], float]) -> float | None:
-        loss = _between([(math.log(spent(run)), run.nats_per_token) for run in baseline], math.log(spent(method)))
+        points = [(math.log(spent(run)), run.nats_per_token) for run in baseline]
+        loss = _between(points, math.log(spent(method)), MISSED)
         return None if loss is None else method.nats_per_token - loss
 
     def until(spent: Callable[[Finished], float]) -> float | None:
@@ -50,16 +57,20 @@ def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
         equal_data=against(lambda run: run.tokens),
         steps_at_equal_loss=until(lambda run: run.steps),
         flops_at_equal_loss=until(lambda run: run.flops),
+        seconds_at_equal_loss=until(lambda run: run.seconds),
     )
 
 
-def _between(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """y at x on the line through the points; None outside them. A point that is met is taken as it is."""
+def _between(points: Sequence[tuple[float, float]], x: float, missed: float = 0.0) -> float | None:
+    """y at x on the line through the points; None more than `missed` outside them. A point that is met is taken."""
     ordered = sorted(points)
+    low, high = ordered[0][0], ordered[-1][0]
+    if low - missed <= x <= high + missed:
+        x = min(max(x, low), high)
     for at, y in ordered:
         if math.isclose(at, x, rel_tol=1e-9, abs_tol=1e-12):
             return y
-    for (low, y), (high, z) in pairwise(ordered):
-        if low < x < high:
-            return y + (x - low) / (high - low) * (z - y)
+    for (a, y), (b, z) in pairwise(ordered):
+        if a < x < b:
+            return y + (x - a) / (b - a) * (z - y)
     return None

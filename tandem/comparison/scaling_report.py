@@ -5,8 +5,9 @@
         scaling.json                     every run, every fit with its interval
         scaling.txt, scaling.html
 
-A line is fitted where a method has runs at three values of what grows, a law where it has them at three of both. Where
-there is less, nothing is said. Tokens are those of text, parameters those without table and head.
+A line is fitted where a method has runs at three values of what grows, a law where it has them at three of both, and
+readings at equal FLOPs, data and loss (readings.py) are taken where the baseline has two budgets at a size. Where there
+is less, nothing is said. Tokens are those of text, parameters those without table and head.
 """
 
 import functools
@@ -21,11 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.comparison import charts
+from tandem.comparison.readings import Finished, readings
 from tandem.comparison.report import html_table, rendered
 from tandem.comparison.results import Result
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
-from tandem.comparison.summary import fixed, non_embedding
+from tandem.comparison.summary import fixed, non_embedding, signed
 from tandem.comparison.table import NONE, aligned
 from tandem.recipe import UserError
 from tandem.training.display import scaled
@@ -48,6 +50,9 @@ class Run(NamedTuple):
     budget: str
     seed: int
     measured: Measured
+    steps: int
+    seconds: float
+    """Of training."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Scaling:
             size = float(non_embedding(result.parameters))
             measured = Measured(size, float(result.tokens), result.flops, result.nats_per_token)
             if math.isfinite(measured.nats):
-                runs[result.arm].append(Run(cell.size, cell.budget, result.seed, measured))
+                run = Run(cell.size, cell.budget, result.seed, measured, result.steps, result.training_seconds)
+                runs[result.arm].append(run)
         found = cls(study, runs)
         found.laws.update(_fits({arm: [r.measured for r in own] for arm, own in runs.items()}, Law.to, _tells_law))
         for axis, same in AXES.items():
@@ -85,6 +91,29 @@ class Scaling:
         """Over the seeds of a cell."""
         of = [run.measured for run in self.runs[arm] if (run.size, run.budget) == (size, budget)]
         return Measured(*np.mean(of, 0).tolist()) if of else None
+
+    def finished(self, arm: str, size: str) -> dict[str, Finished]:
+        """By budget, means over the seeds of a cell."""
+        own = [run for run in self.runs[arm] if run.size == size]
+        told = [(r.budget, (r.steps, r.measured.tokens, r.measured.flops, r.seconds, r.measured.nats)) for r in own]
+        by_budget = {budget: [of for at, of in told if at == budget] for budget, _ in told}
+        return {budget: Finished(*np.mean(of, 0).tolist()) for budget, of in by_budget.items()}
+
+    def readings(self) -> list[dict[str, Any]]:
+        """For every cell of every other arm, the three readings against the baseline's lengths of run at its size.
+
+        Only where these are two or more, and one of the readings lies between them.
+        """
+        found, baseline = [], self.study.baseline
+        for arm in (arm for arm in self.runs if arm != baseline):
+            for size in dict.fromkeys(run.size for run in self.runs[arm]):
+                lengths = list(self.finished(baseline, size).values())
+                cells = self.finished(arm, size) if len(lengths) > 1 else {}
+                for budget, cell in cells.items():
+                    read = readings(cell, lengths)
+                    if any(number is not None for number in read):
+                        found.append({"arm": arm, "size": size, "budget": budget, **read._asdict()})
+        return found
 
     def multipliers(self, axis: str) -> list[dict[str, Any]]:
         """For every cell of every other arm: how much more of `axis` the baseline takes for the same loss.
@@ -173,6 +202,7 @@ def _record(scaling: Scaling) -> dict[str, Any]:
             for (axis, value), lines in scaling.lines.items()
             for arm, fit in lines.items()
         ],
+        "readings": scaling.readings(),
         "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: more would not do
     }
 
@@ -203,7 +233,14 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     lines = [["arm", "along", "at", "exponent"]]
     for (axis, value), by_arm in scaling.lines.items():
         lines += [[arm, axis, value, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
-    tables = {"Nats per token": losses, "L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
+    read = [["arm", "size", "budget", "at equal FLOPs", "at equal data", "steps", "FLOPs", "time"]]
+    for found in scaling.readings():
+        arm, size, budget, flops, data, *multiples = found.values()
+        differences = [NONE if number is None else signed(number) for number in (flops, data)]
+        read.append([arm, size, budget, *differences, *map(_shown, multiples)])
+    against = f"Nats per token less those of {baseline}, and what {baseline} needs for the same loss, as a multiple"
+    tables = {"Nats per token": losses, against: read}
+    tables |= {"L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
     for axis, what in (("tokens", "data"), ("parameters", "parameters")):
         rows = [["arm", "size", "budget", "from lines", "from measured losses", "from laws"]]
         for found in scaling.multipliers(axis):

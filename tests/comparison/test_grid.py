@@ -1,6 +1,7 @@
 """A grid is studies in cells: what is there is not run again, and all of them together tell how loss scales."""
 
 import json
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,7 +113,7 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5):
                         SimpleNamespace(
                             arm=arm, seed=seed, trial=False, folder=f"{arm}-{seed}", documents=np.arange(documents),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
-                            nats_per_token=nats,
+                            nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5,
                         )
                     )  # fmt: skip
             found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results))
@@ -138,6 +139,18 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
         assert found["lines"][0] == pytest.approx(1.25, abs=0.15)  # lines do not bend as laws do
         assert found["measured"] != found["lines"][0]
     assert all(found["lines"][0] > 1.1 and found["laws"][0] > 1.1 for found in record["multipliers"]["parameters"])
+    place = operator.itemgetter("size", "budget")
+    for read in record["readings"]:
+        of = {arm: [r["nats"] for r in record["runs"] if (r["arm"], r["size"], r["budget"]) == (arm, *place(read))]
+              for arm in STUDIED.arms}  # fmt: skip
+        assert read["equal_flops"] == pytest.approx(np.mean(of["gained <a>"]) - np.mean(of["base"]))
+        assert read["equal_data"] == read["equal_flops"] < 0
+        multiples = [read[f"{what}_at_equal_loss"] for what in ("steps", "flops", "seconds")]
+        if read["budget"] == "2e+08 tokens":  # the baseline has no longer run, so it never reaches this loss
+            assert multiples == [None] * 3
+        else:
+            assert multiples == pytest.approx([1.25] * 3, abs=0.1)
+    assert len(record["readings"]) == 9
     for title in ("Nats per token", "L = E + A N^-alpha", "L = a x^-b", "Effective data", "Effective parameters"):
         assert title in text and title in page.read_text()
     html = page.read_text()
@@ -147,6 +160,9 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
 def test_where_runs_are_few_nothing_is_said(tmp_path):
     _, text = write_scaling(STUDIED, cells(budgets=(2e7, 6e7)), tmp_path)
     assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
+    assert (
+        "at equal FLOPs" in text and "at equal FLOPs" not in write_scaling(STUDIED, cells(budgets=(2e7,)), tmp_path)[1]
+    )
     unlike = [cell._replace(budget="one of FLOPs") for cell in cells()]
     assert not [axis for axis, _ in Scaling.of(STUDIED, unlike).lines if axis == "parameters"]
     _, text = write_scaling(STUDIED, cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)

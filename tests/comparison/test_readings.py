@@ -8,11 +8,11 @@ ROW = 2**21
 
 
 def baseline(steps, loss):
-    return Finished(steps, steps * ROW, float(steps), loss)
+    return Finished(steps, steps * ROW, float(steps), 2.0 * steps, loss)
 
 
 RUNS = [baseline(50_000, 2.640), baseline(20_000, 2.808), baseline(36_000, 2.677)]
-METHOD = Finished(20_000, 104_857_600_000, 20_000.0, 2.676)
+METHOD = Finished(20_000, 104_857_600_000, 20_000.0, 20_000.0, 2.676)
 
 
 def test_readings_of_the_runs_of_the_paper():
@@ -22,6 +22,7 @@ def test_readings_of_the_runs_of_the_paper():
     assert found.steps_at_equal_loss * 20_000 == pytest.approx(36_321, abs=1)
     assert found.steps_at_equal_loss == pytest.approx(1.816, abs=5e-4)
     assert found.flops_at_equal_loss == pytest.approx(found.steps_at_equal_loss)
+    assert found.seconds_at_equal_loss == pytest.approx(2 * found.steps_at_equal_loss)  # its steps take half as long
 
 
 def test_beyond_the_runs_of_the_baseline_nothing_is_said():
@@ -31,5 +32,10 @@ def test_beyond_the_runs_of_the_baseline_nothing_is_said():
 
 
 def test_between_two_lengths_the_loss_is_a_line_in_the_logarithm():
-    found = readings(Finished(20, 200, 20.0, 3.0), [Finished(10, 100, 10.0, 4.0), Finished(40, 400, 40.0, 2.0)])
-    assert found == pytest.approx((0.0, 0.0, 1.0, 1.0))
+    lengths = [Finished(10, 100, 10.0, 1.0, 4.0), Finished(40, 400, 40.0, 4.0, 2.0)]
+    assert readings(Finished(20, 200, 20.0, 2.0, 3.0), lengths) == pytest.approx((0.0, 0.0, 1.0, 1.0, 1.0))
+
+
+def test_a_run_that_misses_the_longest_budget_by_a_step_is_compared_at_it():
+    over, far = (METHOD._replace(flops=50_000.0 * more) for more in (1.009, 1.011))
+    assert readings(over, RUNS).equal_flops == pytest.approx(0.036) and readings(far, RUNS).equal_flops is None
