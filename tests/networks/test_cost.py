@@ -65,6 +65,16 @@ def test_parameters_of_the_models_of_superposition(depth, width, heads, inner, p
     assert cost.head == V * width  # spare rows take no part
 
 
+def test_parameters_of_the_model_of_patch_level_training():
+    """Its authors say 370 M: a head of its own, 32,000 tokens."""
+    V, spare, C = 32_000, 64, 1024
+    with torch.device("meta"):
+        cost = Decoder(load("superposition/patchtrain").network, V, 2048).cost()
+    assert 2 * V * C + 24 * (4 * C**2 + 3 * C * 2752 + 2 * C) + C == 369_148_928
+    assert cost.total_parameters == 369_148_928 + 2 * spare * C
+    assert cost.head == V * C
+
+
 @pytest.mark.parametrize(
     ("recipe", "linear", "head", "attention", "training"),
     [

@@ -60,6 +60,13 @@ def test_cosine_is_half_way_in_the_middle():
     assert got == pytest.approx([2.5e-4 / 1500, 2.5e-4, 2.5e-4, 1.375e-4, 2.5e-5], rel=1e-6)
 
 
+def test_both_cosines_of_patch_level_training_end_at_zero():
+    recipe = load("superposition/patchtrain")
+    for steps in (90_000, 45_000):
+        made = Cosine(recipe.schedule, steps)
+        assert [recipe.optimiser.lr * made(step) for step in (1999, steps)] == pytest.approx([3e-4, 0.0], abs=1e-18)
+
+
 def test_linear_falls_evenly_after_the_warm_up():
     got = rates(Linear, {"warmup": 2, "floor": 0.1}, 40, 1.0, [0, 1, 2, 3, 4, 5])
     assert got == pytest.approx([0.5, 1.0, 1.0, 0.97631579, 0.95263158, 0.92894737], rel=1e-7)
