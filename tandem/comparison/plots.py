@@ -21,10 +21,11 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
     steps = [record for record in records if record["kind"] == "step"]
     judged = [record for record in records if record["kind"] == "likelihood"]
     tokens = [record["tokens"] for record in steps]
-    losses = np.array([next(iter(record["terms"].values())) for record in steps], dtype=float)
+    names = [next(iter(record["terms"])) for record in steps]
+    losses = [record["terms"][name] for record, name in zip(steps, names, strict=True)]
     with picture(path) as axes:
         axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
-        axes.plot(tokens, smoothed(losses), "C0", linewidth=1.6, label=f"{name}, training")
+        axes.plot(tokens, smoothed_by_name(names, losses), "C0", linewidth=1.6, label=f"{name}, training")
         if judged:
             numbers = [0, *(record["step"] for record in steps)]
             at = np.interp([record["step"] for record in judged], numbers, [0, *tokens])
@@ -34,6 +35,12 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
         axes.set_ylabel("loss (nats per token)")
         axes.xaxis.set_major_formatter(require("matplotlib.ticker", "plots").EngFormatter())
         axes.legend(frameon=False)
+
+
+def smoothed_by_name(names: Sequence[str], losses: Sequence[float]) -> np.ndarray:
+    """`losses` smoothed, those before a step whose loss has another name apart from those after it."""
+    cuts = [place for place in range(1, len(names)) if names[place] != names[place - 1]]
+    return np.concatenate([smoothed(part) for part in np.split(np.array(losses, dtype=float), cuts)])
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
     step 1200/3815   31 %  loss 3.412 (last 3.398)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB  25 min left
     likelihood  3.287 nats/token, 1.031 bits/byte on wiki-val
 
-`loss` is smoothed, the time left is that of the remaining tokens at the speed of now.
+`loss` is smoothed, anew from where a step is asked something else; the time left is that of the remaining FLOPs at the
+speed of now.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ class Display:
         self.pause = 0.1 if watched else pause
         self.now = now
         self.shown_at = float("-inf")
-        self.smoothed = Smoothed()
+        self.smoothed, self.smoothing = Smoothed(), ""
         self.waiting = ""
         """The newest line, as long as it does not stand in the scrollback."""
 
@@ -53,7 +54,10 @@ class Display:
             if text:
                 self._print(f"{record['kind']:<11} {text}")
             return
-        self.waiting = progress_line(record, self.smoothed(next(iter(record["terms"].values()))))
+        name, loss = next(iter(record["terms"].items()))
+        if name != self.smoothing:  # a loss over bags says nothing of one over tokens
+            self.smoothed, self.smoothing = Smoothed(), name
+        self.waiting = progress_line(record, self.smoothed(loss))
         if record["step"] == record["steps"]:
             self.close()
         elif self.now() - self.shown_at >= self.pause:
@@ -122,8 +126,7 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     if record.get("spikes"):
         parts.append(spikes_in_words(record))
     if steps and step < steps:
-        tokens_left = record["tokens"] / step * (steps - step)
-        parts.append(f"{clock(tokens_left / record['tokens_per_second'])} left")
+        parts.append(f"{clock(record['seconds_left'])} left")
     return "  ".join(parts)
 
 

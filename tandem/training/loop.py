@@ -88,6 +88,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
 
 def _event(run: "Run", taken: Taken, seconds: float) -> Step:
     done = run.progress.step
+    flops = run.flops(done)
     return Step(
         step=done,
         steps=run.steps,
@@ -95,9 +96,10 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         norm=float(taken.norm),
         lr=taken.lr,
         tokens=run.tokens(done),
-        flops=run.flops(done),
+        flops=flops,
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
+        seconds_left=seconds * (run.flops(run.steps) - flops) / (flops - run.flops(done - 1)),  # phases differ in price
         memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,

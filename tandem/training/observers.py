@@ -19,7 +19,7 @@ from tandem.training.display import Display
 from tandem.training.folder import RunFolder
 from tandem.training.sinks import JsonLines, Record, Sink, TensorBoard, WandB
 
-CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "memory_bytes"})
+CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "seconds_left", "memory_bytes"})
 """Keys of what is read off the clock or the machine; all else is equal, bit for bit, when a run is repeated."""
 
 
@@ -30,7 +30,8 @@ class Step:
     step: steps finished.  steps: of the whole run; None where that is not known.
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
-    tokens_per_second: now.  memory_bytes: at the peak of the process that took most.
+    tokens_per_second: now.  seconds_left: for the FLOPs left at the speed of now; None where that is not known.
+    memory_bytes: at the peak of the process that took most.
     spikes, skipped: steps so far that were spikes (training/progress.py), and of these updated nothing.
     """
 
@@ -43,6 +44,7 @@ class Step:
     flops: float
     seconds: float
     tokens_per_second: float
+    seconds_left: float | None
     memory_bytes: int
     spikes: int = 0
     skipped: int = 0

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 
+from tandem.comparison.plots import smoothed_by_name
 from tandem.recipe import UserError
 from tandem.training.display import Display, Smoothed, clock, progress_bar, say, scaled, short
 from tandem.training.folder import RunFolder
@@ -33,6 +34,7 @@ STEP = Step(
     flops=1.53e9 * 1200 * 131072,
     seconds=678.0,
     tokens_per_second=232e3,
+    seconds_left=1477.0,
     memory_bytes=int(21.1 * 2**30),
 )
 
@@ -167,9 +169,19 @@ def test_the_line_of_a_step():
     )
 
 
+def test_smoothing_starts_anew_where_a_step_is_asked_something_else():
+    display, out = plain(pause=0.0)
+    for step, terms in enumerate(({"bag_nll": 9.0, "bag_kl": 8.0}, {"bag_nll": 7.0}, {"nll": 5.0}, {"nll": 4.0}), 1):
+        display.write(record(step=step, steps=4, terms=terms))
+    shown = re.findall(r"loss ([\d.]+) \(last", out.getvalue())
+    assert shown == ["9.000", "7.947", "5.000", "4.474"]
+    names = 100 * ["bag_nll"] + 100 * ["nll"]
+    assert smoothed_by_name(names, [5.0] * 100 + [3.0] * 100).tolist() == [5.0] * 100 + [3.0] * 100
+
+
 def test_a_line_without_an_end_and_with_more_terms():
     display, out = plain()
-    display.write(record(steps=None, terms={"nll": 3.0, "stop": 0.25}))
+    display.write(record(steps=None, terms={"nll": 3.0, "stop": 0.25}, seconds_left=None))
     assert out.getvalue() == (
         "step 1200  loss 3.000 (last 3.000)  stop 0.250  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB\n"
     )

@@ -15,7 +15,7 @@ from tandem.corpus import prepare
 from tandem.recipe import UserError, load
 from tandem.training import checkpoint
 from tandem.training.health import Stopped
-from tandem.training.loop import take_step, train
+from tandem.training.loop import Taken, _event, take_step, train
 from tandem.training.parallel import Ranks
 from tandem.training.run import Run
 from tandem.training.speed import Speed
@@ -172,6 +172,17 @@ def test_a_budget_is_spent_over_both_phases_and_not_exceeded(make_run, unit, ext
     assert spent(run.steps) <= amount < getattr(make_run(*extra, budget=f"{run.steps + 1} steps"), unit)(run.steps + 1)
     first = next(phase.first for phase in run.view.phases if not phase.note)
     assert first == int(Fraction("0.3") * run.steps)
+
+
+@pytest.mark.parametrize(("bag_step", "left"), [("more_text", [18, 14, 12]), ("less_work", [34, 14, 12])])
+def test_the_time_left_is_that_of_the_flops_left(make_run, bag_step, left):
+    """Two seconds a step: a step in bags reads twice the text, or costs half."""
+    run, found = make_run("objective.until=2", f"objective.bag_step={bag_step}"), []
+    taken = Taken({"nll": torch.tensor(1.0)}, {"nll": 1}, torch.tensor(1.0), 1e-3, None)
+    for step in (1, 3, 4):
+        run.progress.step = step
+        found.append(_event(run, taken, seconds=2.0).seconds_left)
+    assert found == pytest.approx(left)
 
 
 @pytest.mark.parametrize("parts", [2, 4])
