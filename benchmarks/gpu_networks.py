@@ -33,6 +33,7 @@ from tandem.corpus import IGNORE, Batch
 from tandem.networks.captured import CapturedSession
 from tandem.nn import measured
 from tandem.nn.head import compiled, nll_sums
+from tandem.objectives.superposition import Superposition
 from tandem.recipe import registered
 
 CUDA = torch.cuda.is_available()
@@ -80,17 +81,17 @@ def rows_of(vocabulary: int, rows: int, T: int, seed: int = 0) -> Batch:
 
 
 def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
-    """A training step, repeated on one batch; in bags, a position reads the mean of `bag` embeddings."""
+    """A training step, repeated on one batch: targets are counted on the host, then asked by the objective."""
+    objective = Superposition(Superposition.Config(bag=bag))  # of 1, next tokens
     options: Settings = {"fused": True} if CUDA else {}
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, **options)
     placed = batch.to(DEVICE)
 
     def step():
+        counts = objective.count(network, batch)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
-            x = network.embed(placed.tokens)
-            hidden, _ = network(x.mean(2) if bag > 1 else x, placed)
-            loss, _ = network.nll(hidden, placed.targets)
-        (loss / placed.targets.numel()).backward()
+            loss, _ = objective.loss(network, placed, counts)
+        loss.backward()
         optimiser.step()
         optimiser.zero_grad()
 

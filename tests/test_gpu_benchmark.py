@@ -7,8 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tandem.objectives.superposition import Superposition
 
 pytest.importorskip("triton", reason="the benchmark times the kernels")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -33,6 +36,17 @@ def test_the_script_for_cuda_runs_at_tiny_sizes(tmp_path):
     assert all("ms" in arm for arms in timed.values() for arm in arms.values()), timed
     page = (tmp_path / "report.md").read_text()
     assert all(f"| {mask} |" in page for mask in timed) and "## Goals" in page and page.count("(shipped)") == 3
+
+
+def test_a_step_in_bags_is_that_of_the_objective(benchmarks, monkeypatch):
+    import gpu_networks
+
+    seen, loss = [], Superposition.loss
+    told = lambda task, network, batch, counts: seen.append(counts) or loss(task, network, batch, counts)
+    monkeypatch.setattr(Superposition, "loss", told)
+    gpu_networks.bags(lambda found: None, SimpleNamespace(tiny=True, rounds=1))
+    in_bags = {"bag_nll": 32, "bag_kl": 32, "slot_1": 32, "slot_2": 30, "slot_3": 30, "slot_4": 30}  # 2 rows of 16
+    assert in_bags in seen and {"nll": 32} in seen
 
 
 def test_missing_wheels_are_named(tmp_path):
