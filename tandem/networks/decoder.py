@@ -29,7 +29,7 @@ from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
-from tandem.nn.norm import norm
+from tandem.nn.norm import NormKind, final_norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
@@ -49,6 +49,8 @@ class Decoder(Network):
         """Tokens that a token may read, itself included; null: all of its document."""
         tied: bool = True
         """The output matrix is the token table."""
+        final_norm: NormKind | None = None
+        """Of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
 
         @property
         def reach(self) -> int | None:
@@ -61,7 +63,7 @@ class Decoder(Network):
         self.table = Embedding(padded(vocabulary), c.width)
         self.places = Embedding(context, c.width) if c.positions == "learned" else None
         self.stack = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
-        self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias, scale=c.width_ratio**-0.5)
+        self.norm = final_norm(c, c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
         if generator is not None:
             initialise(self, c.init, c.depth, generator)

@@ -42,7 +42,7 @@ from tandem.nn.block import Block, BlockConfig, linear_work, turned
 from tandem.nn.head import token_nll
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
-from tandem.nn.norm import NormKind, norm
+from tandem.nn.norm import NormKind, final_norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal, readable
 from tandem.recipe import register
@@ -123,9 +123,9 @@ class DoubleDecoder(Network):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         single = config.partition.model_copy(update={"strategy": "single"})
-        whole = {"partition": single, "sink": False, "context_loss": 0.0, "final_norm": None}
+        whole = {"partition": single, "sink": False, "context_loss": 0.0}
         own = {key: getattr(config, key) for key in BlockConfig.model_fields}
-        plain = Decoder.Config(**own, depth=config.generation_layers, tied=config.tied)
+        plain = Decoder.Config(**own, depth=config.generation_layers, tied=config.tied, final_norm=config.final_norm)
         return config.model_copy(update=whole), plain, _name_in_decoder
 
     @property
@@ -252,9 +252,7 @@ class Stack(nn.Module):
     def __init__(self, config: Any, blocks: list[Block], scale: float = 1.0):
         super().__init__()
         self.config, self.blocks = config, nn.ModuleList(blocks)
-        kind, is_layer = config.final_norm or config.norm, config.final_norm == "layer"
-        eps = 1e-5 if is_layer else config.norm_eps
-        self.norm = norm(kind, config.width, eps, bias=is_layer or config.bias, scale=scale)
+        self.norm = final_norm(config, scale)
 
     @property
     def device(self) -> torch.device:

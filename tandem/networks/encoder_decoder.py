@@ -39,7 +39,7 @@ from tandem.nn.block import Block, BlockConfig, compile_blocks, linear_work
 from tandem.nn.cache import Cache
 from tandem.nn.cross import CrossBlock, cross_work
 from tandem.nn.init import Embedding, initialise
-from tandem.nn.norm import NormKind, norm
+from tandem.nn.norm import NormKind, final_norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
 from tandem.recipe import UserError, register
@@ -85,15 +85,10 @@ class EncoderDecoder(Network):
         decoder = CrossBlock if c.encoder_layers else Block
         depth = c.encoder_layers + c.decoder_layers
         self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
-        self.norm_latents = self._final_norm() if c.encoder_layers else None
-        self.norm = self._final_norm(c.width_ratio**-0.5)
+        self.norm_latents = final_norm(c) if c.encoder_layers else None
+        self.norm = final_norm(c, c.width_ratio**-0.5)
         if generator is not None:
             initialise(self, c.init, depth, generator)
-
-    def _final_norm(self, scale: float = 1.0) -> nn.Module:
-        c = self.config
-        eps, bias = (1e-5, True) if c.final_norm == "layer" else (c.norm_eps, c.bias)
-        return norm(c.final_norm or c.norm, c.width, eps, bias=bias, scale=scale)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -105,8 +100,8 @@ class EncoderDecoder(Network):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
-        alone = config.model_copy(update={"encoder_layers": 0, "final_norm": None, "sentinels": 0})
-        shared = {key: getattr(alone, key) for key in BlockConfig.model_fields}
+        alone = config.model_copy(update={"encoder_layers": 0, "sentinels": 0})
+        shared = {key: getattr(alone, key) for key in ("final_norm", *BlockConfig.model_fields)}
         return alone, Decoder.Config(depth=config.decoder_layers, **shared), lambda name: name
 
     @classmethod

@@ -3,7 +3,7 @@
 The residual stream that enters them is float32 also under mixed precision, so both compute in float32.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -38,3 +38,10 @@ def norm(kind: NormKind, width: int, eps: float, *, bias: bool = False, scale: f
     made = ScaledRMSNorm(width, eps=eps) if kind == "rms" else ScaledLayerNorm(width, eps=eps, bias=bias)
     made.scale = scale
     return made
+
+
+def final_norm(config: Any, scale: float = 1.0) -> nn.Module:
+    """The norm behind the last block: `config.final_norm`, of which layer has a bias and 1e-5; null: as in blocks."""
+    c = config
+    eps, bias = (1e-5, True) if c.final_norm == "layer" else (c.norm_eps, c.bias)
+    return norm(c.final_norm or c.norm, c.width, eps, bias=bias, scale=scale)

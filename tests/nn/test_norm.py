@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tandem.nn.norm import norm
+from tandem.nn.block import BlockConfig
+from tandem.nn.norm import NormKind, final_norm, norm
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
@@ -45,3 +46,19 @@ def test_a_scale_multiplies_what_comes_out_and_is_no_parameter(kind, bias):
     x, plain, scaled = torch.randn(4, 32), norm(kind, 32, 1e-6, bias=bias), norm(kind, 32, 1e-6, bias=bias, scale=0.25)
     scaled.load_state_dict(plain.state_dict())
     assert torch.equal(scaled(x), plain(x) / 4)
+
+
+class Config(BlockConfig):
+    final_norm: NormKind | None = None
+
+
+def test_the_final_norm_is_as_in_blocks_or_with_a_bias_and_an_eps_of_its_own():
+    def said(module):
+        return type(module), module.eps, [name for name, _ in module.named_parameters()]
+
+    blocks = Config(width=8, heads=2, norm="layer", norm_eps=1e-3)
+    assert said(final_norm(blocks)) == (torch.nn.LayerNorm, 1e-3, ["weight"])
+    assert said(final_norm(blocks.model_copy(update={"final_norm": "rms"}))) == (torch.nn.RMSNorm, 1e-3, ["weight"])
+    layer = Config(width=8, heads=2, final_norm="layer")
+    assert said(final_norm(layer)) == (torch.nn.LayerNorm, 1e-5, ["weight", "bias"])
+    assert final_norm(layer, scale=0.5)(torch.ones(1, 8)).abs().sum() == 0 and final_norm(layer, scale=0.5).scale == 0.5

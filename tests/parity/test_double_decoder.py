@@ -46,9 +46,8 @@ def double_decoder(config, **more):
 
 
 def decoder(config):
-    network = Decoder(Decoder.Config(**settings(config), depth=config["num_layers"]), config["vocab_size"], 2048)
-    network.norm = torch.nn.LayerNorm(config["dim"])
-    return network
+    given = settings(config) | {"depth": config["num_layers"], "final_norm": "layer"}
+    return Decoder(Decoder.Config(**given), config["vocab_size"], 2048)
 
 
 def with_weights(network, theirs, config):

@@ -7,7 +7,6 @@ import golden
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tandem.corpus.corruption import Corruption, corrupt, in_one_row
 from tandem.corpus.prefixes import break_points
@@ -136,8 +135,9 @@ def test_encoder_decoder_on_prefixes():
 def test_decoder_on_prefixes():
     file = load("dec_prefixlm")
     cfg, given = file["config"], file["batch"]
-    network = Decoder(Decoder.Config(**settings(cfg, depth=cfg["num_layers"])), cfg["vocab_size"], cfg["seq_len"])
-    network.table, network.norm = Embedding(cfg["vocab_size"], cfg["dim"]), nn.LayerNorm(cfg["dim"])
+    config = Decoder.Config(**settings(cfg, depth=cfg["num_layers"], final_norm="layer"))
+    network = Decoder(config, cfg["vocab_size"], cfg["seq_len"])
+    network.table = Embedding(cfg["vocab_size"], cfg["dim"])
     network.load_state_dict(ours(file["state_dict"]))
     batch = Batch(given["input_ids"], given["labels"], torch.zeros_like(given["labels"]))
     check(network, batch, file, logits_of(network, batch), file["outputs"]["logits"])

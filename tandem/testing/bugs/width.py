@@ -33,7 +33,7 @@ BUGS = {
     ],
     "networks/decoder.py": [
         ("logits are divided by the ratio, not its root", "tests/networks/test_width.py",
-         "scale=c.width_ratio**-0.5", "scale=c.width_ratio**-1"),
+         "final_norm(c, c.width_ratio**-0.5)", "final_norm(c, c.width_ratio**-1)"),
     ],
     "training/schedule.py": [
         ("a warm-up from zero is one like any other", "tests/training/test_schedule.py",
