@@ -13,7 +13,6 @@ before. It learns to write by span corruption (objectives/span_corruption.py) or
 
 The tokens of a batch are sorted into one row of contexts and one of generated tokens, whatever their lengths, and spans
 keep documents apart: nothing is padded. Positions count from 0 on either side, and cross-attention is rotary as well.
-
 With no encoder this *is* the plain decoder of `decoder_layers` blocks.
 
 Cost: 12 C^2 for a token of context and encoder layer, 14 C^2 for a generated one and decoder layer (16 C^2 of
@@ -66,10 +65,10 @@ class EncoderDecoder(Network):
         sentinels: int = Field(100, ge=0)
         """Ids beyond the tokenizer's that stand for spans cut out of a text."""
         start: Literal["last_token", "bos"] | Annotated[int, Field(ge=0)] = "last_token"
-        """What generation starts from: the last token of the prompt, which then is no context; a spare id of the table
+        """What generation starts from after a prompt: its last token, which then is no context; a spare id of the table
         (bos); or the id given."""
         decoder_positions: Literal["own", "offset"] = "own"
-        """Positions of generated tokens count from 0, or go on behind those of the context."""
+        """After a prompt, positions of generated tokens count from 0, or go on behind those of the context."""
         positions: Literal["adjacent", "halves"] = "adjacent"
         """Pairs of the rotary positions."""
         moe: None = None
@@ -147,10 +146,13 @@ class EncoderDecoder(Network):
         else:
             turned = self.rotation(d.context_places, x)
             latents = self.encode(flat[d.context.to(x.device)][None], turned, d.read)
-            if self.first is not None:
-                y = torch.where((places == 0)[:, None].to(x.device), self.table.weight[self.first].to(y.dtype), y)
-            if self.config.decoder_positions == "offset":
-                places = places + (d.cross.hi - d.cross.lo)[0]
+            if self.first is not None or self.config.decoder_positions == "offset":
+                prompted = self.prompted(batch).flatten()[d.generated]
+                if self.first is not None:
+                    opens = ((places == 0) & prompted)[:, None].to(x.device)
+                    y = torch.where(opens, self.table.weight[self.first].to(y.dtype), y)
+                if self.config.decoder_positions == "offset":
+                    places = places + prompted * (d.cross.hi - d.cross.lo)[0]
             reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
         hidden = self.touched(self.decode(y[None], reader)[0], [] if len(y) else [self]).to(flat.dtype)
         return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
@@ -161,7 +163,13 @@ class EncoderDecoder(Network):
             return divide(batch.starts, batch.starts, False)
         if batch.blocks is None:
             raise UserError(f"network encoder_decoder {self.suffixes_only}")
-        return divide(batch.starts, batch.blocks, self.first is not None)
+        return divide(batch.starts, batch.blocks, self.prompted(batch) if self.first is not None else False)
+
+    def prompted(self, batch: Batch) -> Tensor:
+        """(B, T), whether a document goes on from a prompt; what was cut out has a start of its own."""
+        assert batch.blocks is not None
+        first = batch.tokens.cpu().gather(1, generated_from(batch.starts, batch.blocks))
+        return first != start_of_generation(self.vocabulary)
 
     def encode(self, x: Tensor, rotation: Rotation, read: Span) -> Tensor:
         """Embeddings of contexts, all in one row or a row each, to latents of the same shape."""
@@ -245,25 +253,20 @@ class Division:
     cross: Span
 
 
-def divide(starts: Tensor, blocks: Tensor, reads_all: bool) -> Division:
+def divide(starts: Tensor, blocks: Tensor, reads_all: Tensor | bool) -> Division:
     """The last block of each document is generated, and what lies before is context.
 
-    reads_all: a token of its own stands for the first generated one, which becomes context, too.
+    reads_all: (B, T), where a token of its own stands for a document's first generated one, which is context, too.
     """
     index = torch.arange(starts.shape[1])
     document = (index == starts).flatten().cumsum(0) - 1
     count = int(document[-1]) + 1 if len(document) else 0
     last = generated_from(starts, blocks).flatten()
     index = index.expand_as(starts).flatten()
-    kinds = index <= last if reads_all else index < last, index >= last
-    places, firsts, numbers = [], [], []
-    for kind in kinds:
-        size = torch.bincount(document[kind], minlength=count)
-        first = size.cumsum(0) - size
-        places.append(torch.arange(int(kind.sum())) - first[document[kind]])
-        firsts.append(first)
-        numbers.append(size)
-    (context, generated), (reading, writing) = ([document[kind] for kind in kinds], firsts)
+    kinds = index < last + torch.as_tensor(reads_all).expand_as(starts).flatten(), index >= last
+    context, generated = (document[kind] for kind in kinds)
+    numbers = [torch.bincount(own, minlength=count) for own in (context, generated)]
+    reading, writing = (number.cumsum(0) - number for number in numbers)
 
     def all_of(documents: Tensor) -> Span:
         first = reading[documents][None]
@@ -271,7 +274,7 @@ def divide(starts: Tensor, blocks: Tensor, reads_all: bool) -> Division:
 
     return Division(
         *(kind.nonzero()[:, 0] for kind in kinds),
-        *places,
+        *(torch.arange(len(own)) - first[own] for own, first in ((context, reading), (generated, writing))),
         read=all_of(context),
         own=causal(writing[generated][None]),
         cross=all_of(generated),

@@ -1,5 +1,6 @@
 """What the contract does not ask: lengths, counts, FLOPs of the paper, and one task for three networks."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,9 @@ def test_positions_are_sorted_by_what_becomes_of_them(reads_all):
     assert torch.equal(readable(d.cross, len(context))[0], generated[:, None] == context)
     causal = torch.arange(7)[:, None] >= torch.arange(7)
     assert torch.equal(readable(d.own, 7)[0], (generated[:, None] == generated) & causal)
+    if reads_all:
+        first = divide(starts, blocks, torch.tensor([[True] * 4 + [False] * 2, [False] * 6]))  # of one document alone
+        assert first.context.tolist() == [0, 1, 2, 6, 7, 8] and torch.equal(first.generated, d.generated)
 
 
 def test_a_document_alone_gives_what_it_gives_in_a_batch_of_gaps():
@@ -165,6 +169,26 @@ def test_generation_starts_as_training_and_scores_do():
                 logits = session.step(torch.tensor([text[i]]))
             found[start, n] = nats[n - 1].item()
     assert len({round(value, 6) for (_, n), value in found.items() if n == 7}) == 3
+
+
+def test_what_was_cut_out_is_written_from_its_own_start_and_position_whatever_follows_a_prompt():
+    """And the encoder reads nothing of it, also where texts with gaps and prompts are in one row."""
+    gaps = CorruptedRows(packed([[document(20, 1), document(12, 2)]]), Corruption(sentinels=5)).batch(0)
+    prompts = prefix_batch()
+    seen, N = [], gaps.tokens.shape[1]
+    for start, positions in itertools.product(("last_token", "bos", 5), ("own", "offset")):
+        settings = {"start": start, "decoder_positions": positions}
+        network = replace(HOUSE, config=HOUSE.config.model_copy(update=settings)).build()
+        found = [network(network.embed(batch.tokens), batch)[0] for batch in (gaps, prompts)]
+        row = [torch.cat((getattr(gaps, n), getattr(prompts, n)[:1] + N * (n in "starts blocks")), dim=1)
+               for n in ("tokens", "targets", "starts", "blocks")]  # fmt: skip
+        both = Batch(*row[:3], blocks=row[3])
+        together = network(network.embed(both.tokens), both)[0][0]
+        torch.testing.assert_close(together, torch.cat((found[0][0], found[1][0])), rtol=0, atol=1e-12)
+        seen.append(found)
+    for gap, _ in seen[1:]:
+        torch.testing.assert_close(gap, seen[0][0], rtol=0, atol=1e-12)
+    assert not any(torch.allclose(a, b) for (_, a), (_, b) in itertools.combinations(seen, 2))
 
 
 def test_what_is_read_of_the_context_is_projected_once():

@@ -9,7 +9,7 @@ PREFIX_LM = "tests/objectives/test_prefix_lm.py"
 BUGS = {
     "networks/encoder_decoder.py": [
         ("the encoder reads what it is asked for", "causality",
-         "kinds = index <= last if reads_all else index < last,", "kinds = index >= 0,"),
+         "kinds = index < last + torch.as_tensor(reads_all).expand_as(starts).flatten(),", "kinds = index >= 0,"),
         ("a document sees the context of the one before", "documents",
          "return Span(first, first + numbers", "return Span(first * 0, first + numbers"),
         ("what was generated before is of one document", "documents",
@@ -21,7 +21,9 @@ BUGS = {
         ("a session keeps the last token from the context, training does not", "decoding",
          "self.read(prompts)", "self.read([prompt[:-1] for prompt in prompts])"),
         ("a start of its own is of the session alone", "decoding",
-         "y = torch.where((places == 0)", "y = torch.where((places < 0)"),
+         "opens = ((places == 0)", "opens = ((places < 0)"),
+        ("what was cut out starts as after a prompt", NETWORKS,
+         "return first != start_of_generation(self.vocabulary)", "return first >= 0"),
         ("the context that is padded is read with its pads", "unequal_prompts",
          "self.lo + lengths, N if", "torch.full_like(lengths, N), N if"),
         ("positions go on behind the context in training alone", "decoding",
