@@ -61,6 +61,7 @@ class DoubleDecoder(Network):
     """Analyses set it on an instance."""
 
     divides = True
+    free = ("context_loss", "partition", "score_partitions")
 
     class Config(BlockConfig):
         context_layers: int = Field(4, ge=1)

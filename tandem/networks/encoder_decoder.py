@@ -54,6 +54,7 @@ class EncoderDecoder(Network):
     )
 
     divides = True
+    free = ("start", "decoder_positions")
 
     class Config(BlockConfig):
         encoder_layers: int = Field(4, ge=0)

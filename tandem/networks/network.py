@@ -68,6 +68,8 @@ class Network(nn.Module):
     """Why it is asked for the end of a text alone, given what lies before (`Batch.blocks`); empty: for all of it."""
     divides: ClassVar[bool] = False
     """Whether what it makes of a text depends on where a session's prompt ends."""
+    free: ClassVar[tuple[str, ...]] = ()
+    """Settings in which it may differ from the network that it starts from: no weight is shaped by them."""
     sentinels: int = 0
     """Ids of its table that stand for what was cut out of a text."""
 
@@ -240,9 +242,12 @@ class Network(nn.Module):
         return block(x, reader, *more, **tell)
 
     def start_from(self, other: "Network") -> None:
-        """Takes over the weights of a trained network. Raises: UserError where that would be another function."""
+        """Takes over the weights of a trained network.
+
+        Raises: UserError where that would be another function, beside what is `free`.
+        """
         here, there = ({"kind": type(n).__name__, "context": n.context, **n.config.model_dump()} for n in (self, other))
-        same = {"init"} | ({"context"} if self.longest is None else set())
+        same = {"init", *self.free} | ({"context"} if self.longest is None else set())
         different = [key for key in here | there if key not in same and here.get(key) != there.get(key)]
         if different:
             lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} here" for key in different]

@@ -1,6 +1,7 @@
 """From a pretrained run to prefix LM and its score, for three networks on the same rows, by the command."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from tandem.cli import main
 from tandem.comparison.trained import open_trained
 from tandem.corpus import PrefixRows, suffix_windows
+from tandem.corpus.partition import PartitionConfig
 from tandem.evaluation.likelihood import likelihood
 from tandem.objectives.phases import Phases
 from tandem.objectives.prefix_lm import PrefixLM
@@ -66,6 +68,25 @@ def test_they_started_from_the_weights_of_the_other_run(tuned):
         before, after = (open_trained(p, unfinished=True).network.state_dict() for p in (path.parent / name, path))
         moved = max((after[key] - value).abs().max().item() for key, value in before.items())
         assert 0 < moved < 0.01
+
+
+SINGLE = PartitionConfig(strategy="single")
+FREE = {
+    "encoder_decoder-house": {"start": 5, "decoder_positions": "offset"},
+    "double_decoder-blocks": {"context_loss": 0.2, "score_partitions": 3, "partition": SINGLE},
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_no_weight_depends_on_may_change_where_another_run_goes_on(name):
+    case = next(case for case in cases() if case.name == name)
+    changed = replace(case, config=case.config.model_copy(update=FREE[name]))
+    other, network = case.build(seed=1), changed.build()
+    network.start_from(other)
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in network.state_dict().items())
+    assert set(FREE[name]) == set(network.free)
+    with pytest.raises(UserError, match=r"rope_base: 10000.0 there, 500.0 here$"):
+        replace(changed, config=changed.config.model_copy(update={"rope_base": 500.0})).build().start_from(other)
 
 
 def test_after_span_corruption_alone_it_is_no_language_model(tuned):
