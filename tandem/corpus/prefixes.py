@@ -68,11 +68,12 @@ class PrefixRows:
 def divided(batch: Batch, begins: Tensor) -> Batch:
     """The batch, asked only from `begins` (B, T) on, the index in the row at which each position's document generates.
 
-    A document that lies whole on one side of it is one block.
+    A document that lies whole before it is one block. Behind it `begins` may lie before a document: where documents are
+    masked, the document's start takes its place, and otherwise one block goes on to the end of the row.
     """
     index = torch.arange(batch.starts.shape[1])
     asked = index >= begins
-    blocks = torch.where(asked, torch.maximum(begins, batch.starts), batch.starts)
+    blocks = begins.where(asked, batch.starts)
     return replace(batch, targets=batch.targets.where(asked, IGNORE), blocks=blocks)
 
 
@@ -80,7 +81,7 @@ def generated_from(starts: Tensor, blocks: Tensor) -> Tensor:
     """(B, T) index in the row at which the last block of each position's document begins: the one that generates."""
     document = (torch.arange(starts.shape[1]) == starts).flatten().cumsum(0) - 1
     last = torch.zeros(document.numel() and int(document[-1]) + 1, dtype=torch.long)
-    return last.scatter_reduce(0, document, blocks.flatten(), "amax")[document].view_as(starts)
+    return last.scatter_reduce(0, document, torch.maximum(blocks, starts).flatten(), "amax")[document].view_as(starts)
 
 
 def suffix_windows(store: Store, context: int, documents: Iterable[int] | None = None) -> Iterator[Window]:

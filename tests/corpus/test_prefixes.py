@@ -66,8 +66,9 @@ def test_one_break_point_for_a_row_asks_all_of_what_lies_behind_it():
             asked = (batch.targets[row] != IGNORE).nonzero()[:, 0]
             first = int(asked[0])
             assert torch.equal(batch.targets[row, first:], plain.targets[row, first:])
-            inside = batch.blocks[row] != batch.starts[row]
-            assert inside.sum() == 0 or batch.blocks[row][inside].unique().numel() == 1
+            (begin,) = batch.blocks[row, first:].unique().tolist()
+            assert begin <= first and (plain.targets[row, begin:first] == IGNORE).all()
+            assert torch.equal(batch.blocks[row, :begin], batch.starts[row, :begin])
     alike = [views(scope="row", shared=True).batch(step) for step in range(20)]
     first = [[int((batch.targets[row] != IGNORE).nonzero()[0]) for row in range(2)] for batch in alike]
     assert sum(one == other for one, other in first) > 10  # but where that place asks nothing in one of them

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption
+from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption, PrefixRows
 from tandem.corpus.corruption import in_one_row
 from tandem.networks.decoder import Decoder
 from tandem.networks.encoder_decoder import EncoderDecoder, divide
@@ -133,6 +133,25 @@ def test_double_decoder_reads_a_prefix_as_the_partition_with_one_boundary():
     torch.testing.assert_close(network(network.embed(batch.tokens), batch)[0], hidden, rtol=0, atol=0)
     other = replace(batch, blocks=batch.starts)
     assert not torch.allclose(network.score(other), network.score(batch))
+
+
+@pytest.mark.parametrize("name", ["double_decoder-authors", "encoder_decoder-theirs", "prefix_decoder-house"])
+def test_a_break_point_of_the_row_cuts_each_document_or_the_row_where_documents_are_not_masked(name):
+    case = next(case for case in cases() if case.name == name)
+    rows = PrefixRows(packed([[document(12, 1), document(9, 2), document(19, 3)]]), scope="row")
+    batch = replace(next(b for b in map(rows.batch, range(99)) if b.blocks[0, -1] in range(2, 10)), key=5)
+    begin, documents = int(batch.blocks[0, -1]), torch.maximum(batch.blocks, batch.starts)
+    assert len(set(documents[0, begin:].tolist())) == 3  # one that is cut, two that ask all they have
+
+    def asked(network, blocks):
+        return network(network.embed(batch.tokens), replace(batch, blocks=blocks))[0][:, begin:]
+
+    torch.testing.assert_close(asked(case.build(), batch.blocks), asked(case.build(), documents), rtol=0, atol=1e-12)
+    if name.startswith("double"):
+        network = replace(case, config=case.config.model_copy(update={"document_mask": False})).build()
+        single = torch.where(torch.arange(40) < begin, 0, begin)[None]
+        torch.testing.assert_close(asked(network, batch.blocks), asked(network, single), rtol=0, atol=1e-12)
+        assert not torch.allclose(asked(network, documents), asked(network, single))
 
 
 def test_later_tokens_of_a_suffix_change_no_logits_before_them():
