@@ -32,7 +32,8 @@ class _Config(Settings):
     floor: float = Field(0.1, ge=0, le=1)
     """Rate at the end, as a share of the peak."""
     warmup_from_zero: bool = False
-    """Step k of the warm-up has k / w of the peak: the first update has rate 0; a share w is not rounded to steps."""
+    """Step k of the warm-up has k / w of the peak: the first update has rate 0; a share w is not rounded to steps
+    (linear rounds it down, to one step at least)."""
 
 
 class Schedule:
@@ -43,11 +44,15 @@ class Schedule:
     def __init__(self, config: _Config, steps: int):
         self.config, self.steps = config, steps
         is_share = config.warmup_from_zero and isinstance(config.warmup, float)
-        self.warmup = config.warmup * steps if is_share else in_steps(config.warmup, steps)
+        self.warmup = self.share_from_zero(config.warmup * steps) if is_share else in_steps(config.warmup, steps)
 
     def __call__(self, step: int) -> float:
         risen = step if self.config.warmup_from_zero else step + 1
         return min(1.0, risen / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+
+    def share_from_zero(self, steps: float) -> float:
+        """Length of a warm-up from zero that is a share of the run."""
+        return steps
 
     def after_warmup(self, step: int) -> float:
         raise NotImplementedError
@@ -125,6 +130,10 @@ class Linear(Schedule):
 
     class Config(_Config):
         pass
+
+    def share_from_zero(self, steps: float) -> float:
+        """Whole steps, as Block-Based Double Decoders counts them (authors' code)."""
+        return max(1, math.floor(steps))
 
     def after_warmup(self, step: int) -> float:
         return 1 - (1 - self.config.floor) * self.passed(step)

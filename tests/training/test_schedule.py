@@ -78,6 +78,20 @@ def test_a_warm_up_from_zero_spends_its_first_step_on_nothing():
     assert got == pytest.approx([0.0, 0.5, 1.0, 0.97631579, 0.95263158, 0.92894737, 0.12368421], rel=1e-7)
 
 
+@pytest.mark.parametrize("recipe", ["decoder/paper", "double_decoder/paper", "encoder_decoder/paper_tuning"])
+@pytest.mark.parametrize(("steps", "w"), [(1526, 76), (39, 1), (19, 1), (40, 2)])
+def test_the_warm_up_of_double_decoders_is_a_twentieth_in_whole_steps(recipe, steps, w):
+    given = load(recipe)
+    rates = given.choice("schedule")(given.schedule, steps)
+    for k in (0, 1, w - 1, w, w + 1, steps - 1):
+        expected = k / w if k < w else 1 - 0.9 * (k - w) / (steps - w)
+        assert rates(k) == pytest.approx(expected, rel=1e-12), k
+
+
+def test_a_share_of_the_steps_in_a_cosine_from_zero_is_not_rounded():
+    assert rates(Cosine, {"warmup": 0.05, "warmup_from_zero": True}, 30, 1.0, [0, 1]) == pytest.approx([0, 1 / 1.5])
+
+
 def test_no_warm_up_starts_at_the_peak():
     assert Cosine(Cosine.Config(warmup=0), 10)(0) == 1.0
 
