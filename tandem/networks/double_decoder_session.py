@@ -16,7 +16,7 @@ the block is one, so what a query reads is one run of columns. Logits are those 
     extendable    and 2 L_c G D, keys and values of the context      extended, committed to
                   stack
 
-With `swap`, a device, the stack that works is there and the other on the host.
+With `swap`, a device, the stack that works is there and the other on the host; the table and the head stay there.
 
 Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks of the stacks, N columns.
 """
@@ -162,6 +162,12 @@ class GenerationCaches(CachedStack):
         return super().run(x)
 
     @property
+    def opens_a_text(self) -> bool:
+        """Whether the next column opens the block, and in some row the text."""
+        columns = len(self.caches[0]) + (self.shared[0].shape[3] if self.shared else 0)
+        return columns == self.boundary and bool((self.pads == self.boundary).any())
+
+    @property
     def divides(self) -> bool:
         """Whether own tokens and latents are read as two sources."""
         return bool(self.sink) or self.network.config.mixing != "softmax"
@@ -223,6 +229,8 @@ class DoubleDecoderSession:
         tokens = tokens.reshape(self.rows, -1)
         if self.keep == "extendable":
             self.own.append(tokens)
+        if self.network.config.sink and self.generation.opens_a_text:
+            self._read_sink(tokens[:, :1])
         hidden = self.generation.run(self._embed(tokens))[:, -1]
         return (hidden @ self.network.head.T).float()
 
@@ -272,10 +280,14 @@ class DoubleDecoderSession:
         """Stands where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
         if self.keep == "extendable" and context.caches is None:
             raise ValueError("keep 'extendable': this context can not grow; take it from a session that is extendable")
+        if len(context.pads) != self.rows:
+            raise ValueError(f"a session of {self.rows} rows takes no context of {len(context.pads)}")
         self._begin(context.pads)
         self.context_caches.caches = [cache.fork() for cache in context.caches or self.context_caches.caches]
-        self.latents = None if self.keep == "generation" else context.latents
-        self.generation.put(context.latents)
+        self._work(self.network.generation_stack)
+        latents = context.latents.to(self.network.generation_stack.device)
+        self.latents = None if self.keep == "generation" else latents
+        self.generation.put(latents)
         return self
 
     def fork(self, rows: Tensor | None = None) -> "DoubleDecoderSession":
@@ -300,8 +312,6 @@ class DoubleDecoderSession:
         """All but the last column are context, and that one opens a block."""
         if tokens.shape[1] > 1:
             self._read_context(tokens[:, :-1])
-        if self.network.config.sink and (self.generation.pads == self.generation.boundary).any():
-            self._read_sink(tokens[:, -1:])
         self._work(self.network.generation_stack)
         return self.step(tokens[:, -1:])
 
@@ -319,6 +329,7 @@ class DoubleDecoderSession:
         """The latent of the first token of a text, which reads itself alone; it does not become context yet."""
         self._work(self.network.context_stack)
         latent = self._stack(torch.zeros_like(self.generation.pads)).run(self._embed(tokens))
+        self._work(self.network.generation_stack)
         self.generation.put_sink(latent.to(self.network.generation_stack.device))
 
     def _stack(self, pads: Tensor) -> CachedStack:
@@ -328,10 +339,12 @@ class DoubleDecoderSession:
         return self.network.embed(tokens.to(self.network.table.weight.device))
 
     def _work(self, stack: "Stack") -> None:
-        """Brings a stack to the device where stacks take turns, and the other to the host."""
+        """Brings a stack to the device where stacks take turns, and the other to the host; the table stays there."""
         if self.swap is None:
             return
         for other in (self.network.context_stack, self.network.generation_stack):
             if other is not stack:
                 other.to("cpu")
-        stack.to(self.swap)
+        for part in (stack, self.network.table, self.network.output):
+            if part is not None:
+                part.to(self.swap)

@@ -269,9 +269,11 @@ def test_a_commit_leaves_what_forks_share():
     close(fork.step(token), alone.step(token), FLOAT, "a token after the other's commit")
 
 
+@pytest.mark.parametrize("made", [build, authors])
+@pytest.mark.parametrize("lengths", [(9, 5), (6, 1)])
 @pytest.mark.parametrize("keep", ["latents", "extendable"])
-def test_latents_alone_bring_a_context_back(keep):
-    network, prompts = build(), [document(9, 1), document(5, 2)]
+def test_latents_alone_bring_a_context_back(keep, lengths, made):
+    network, prompts = made(), [document(n + 1, row)[:-1] for row, n in enumerate(lengths)]
     session = network.session(2, keep=keep)
     session.prefill(prompts)
     context = session.context()
@@ -296,6 +298,8 @@ def test_what_a_session_does_not_hold_is_refused_by_name():
     closed.prefill([[1, 2, 3]])
     with pytest.raises(ValueError, match="take it from a session that is extendable"):
         build().session(1, keep="extendable").reload(closed.context())
+    with pytest.raises(ValueError, match="a session of 3 rows takes no context of 1"):
+        build().session(3).reload(closed.context())
 
 
 def test_a_session_holds_what_the_formulas_say():
@@ -340,6 +344,15 @@ def test_stacks_take_turns_on_a_device(monkeypatch):
     assert moved == [("generation", "cpu"), ("context", "cpu:0")] + 2 * [("context", "cpu"), ("generation", "cpu:0")]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_table_and_head_are_where_stacks_take_turns(tied):
+    network = build(tied=tied)
+    network.session(1, swap="meta")._work(network.generation_stack)
+    devices = {name.split(".")[0]: value.device.type for name, value in network.named_parameters()}
+    there = {name: "meta" for name in ("table", "generation_stack", *(() if tied else ("output",)))}
+    assert devices == there | {"context_stack": "cpu"}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no second device")
 def test_stacks_on_two_devices_one_of_them_cuda():
     network, prompt = build().float(), document(21, 0)
@@ -348,7 +361,7 @@ def test_stacks_on_two_devices_one_of_them_cuda():
     network.context_stack.to("cuda")
     close(network.session(1, keep="extendable").prefill([prompt]), expected, FLOAT, "prefill on two devices")
     close(network.score(batch), nll, FLOAT, "score on two devices")
-    network.cuda()
+    network.cpu()
     session = network.session(1, swap="cuda")
     close(session.prefill([prompt]).cpu(), expected, FLOAT, "prefill in turns")
     assert network.context_stack.device.type == "cpu" and network.generation_stack.device.type == "cuda"
