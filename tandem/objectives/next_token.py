@@ -14,8 +14,20 @@ from tandem.objectives.phases import Phase
 from tandem.recipe import Recipe, Settings, register
 
 
+class OneTarget:
+    """What objectives share that ask at most one token of a position."""
+
+    def count(self, network: Network, batch: Batch) -> dict[str, int]:
+        """Targets, whatever ids they are, and by name what the network's own terms count."""
+        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
+
+    def floor(self, batch: Batch) -> float:
+        """The least mean that a batch allows a network that knows it by heart, nats."""
+        return 0.0
+
+
 @register("objective", "next_token", default=True)
-class NextToken:
+class NextToken(OneTarget):
     """Predict every token of a document from those before it; the document end is asked, too."""
 
     class Config(Settings):
@@ -42,14 +54,6 @@ class NextToken:
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps: one."""
         return [Phase(0, rows)]
-
-    def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets by name, the network's own terms included."""
-        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
-
-    def floor(self, batch: Batch) -> float:
-        """The least mean that a batch allows a network that knows it by heart, nats."""
-        return 0.0
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""

@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from tandem.corpus import IGNORE, Batch, PackedRows, PrefixRows
+from tandem.corpus import Batch, PackedRows, PrefixRows
 from tandem.corpus.prefixes import Scope
 from tandem.networks.network import Network
-from tandem.objectives.next_token import NextToken, asked_loss
+from tandem.objectives.next_token import NextToken, OneTarget, asked_loss
 from tandem.objectives.phases import Phase, whole_steps
 from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import Recipe, Settings, register
@@ -35,7 +35,7 @@ FIRST: dict[str, Any] = {"next_token": NextToken, "span_corruption": SpanCorrupt
 
 
 @register("objective", "prefix_lm")
-class PrefixLM:
+class PrefixLM(OneTarget):
     """Predict every token of a document from a random break point on."""
 
     class Config(Settings):
@@ -77,14 +77,6 @@ class PrefixLM:
             found = self.first.phases(rows, steps)
             rows = rows.from_token(found[-1].view.read(since))
         return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
-
-    def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets, and what the network adds."""
-        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
-
-    def floor(self, batch: Batch) -> float:
-        """The least mean that a batch allows a network that knows it by heart, nats."""
-        return 0.0
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""

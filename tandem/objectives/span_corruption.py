@@ -15,16 +15,16 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor
 
-from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption, PackedRows
+from tandem.corpus import Batch, CorruptedRows, Corruption, PackedRows
 from tandem.corpus.corruption import Sampler
 from tandem.networks.network import Network
-from tandem.objectives.next_token import asked_loss
+from tandem.objectives.next_token import OneTarget, asked_loss
 from tandem.objectives.phases import Phase
 from tandem.recipe import Recipe, Settings, register
 
 
 @register("objective", "span_corruption")
-class SpanCorruption:
+class SpanCorruption(OneTarget):
     """Restore pieces that were cut out of a document, each behind its sentinel."""
 
     class Config(Settings):
@@ -66,14 +66,6 @@ class SpanCorruption:
         c = self.config
         view = CorruptedRows(rows, Corruption(c.density, c.span, c.sentinels, c.sampler))
         return [Phase(0, view, note="texts with gaps alone", parts=view.parts)]
-
-    def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets, sentinels and document ends among them, and what the network adds."""
-        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
-
-    def floor(self, batch: Batch) -> float:
-        """The least mean that a batch allows a network that knows it by heart, nats."""
-        return 0.0
 
     def loss(self, network: Any, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
