@@ -20,7 +20,7 @@ from tandem.corpus import Batch, generated_from
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.networks.network import Network
-from tandem.nn.spans import Span
+from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
 
@@ -45,8 +45,15 @@ class PrefixDecoder(Decoder):
     def reader(self, x: Tensor, batch: Batch) -> SpanReader:
         span = self.span(batch.starts)
         if batch.blocks is not None:
-            span = Span(span.lo, torch.maximum(span.hi, generated_from(batch.starts, batch.blocks) + 1))
+            span = read_prompts(span, generated_from(batch.starts, batch.blocks) + 1)
         return SpanReader(self, span, x)
+
+    @classmethod
+    def drawing(cls, config: Any, starts: list[int]) -> list[tuple[str, Span, int]]:
+        begins = torch.tensor([starts])
+        own = causal(begins)
+        halves = begins + torch.tensor([[starts.count(start) // 2 for start in starts]])
+        return [("tokens, the first half of a document in both directions", read_prompts(own, halves), len(starts))]
 
     def start_from(self, other: Network) -> None:
         """Also from a trained plain decoder, whose function it has as long as there is no prompt."""
@@ -67,6 +74,11 @@ class PrefixDecoder(Decoder):
             return plain.linear * n, plain.pairs(n) + context * (context + 1) // 2
 
         return replace(plain, prefill_pairs=lambda n: n * n, divided=divided)
+
+
+def read_prompts(span: Span, ends: Tensor) -> Span:
+    """The causal span, with all up to `ends` (B, T) read by every query."""
+    return Span(span.lo, torch.maximum(span.hi, ends))
 
 
 class PrefixDecoderSession(DecoderSession):

@@ -287,6 +287,8 @@ def test_a_prompt_read_in_both_directions_is_read_so_and_the_rest_causally():
         assert read == list(range(max(i, 4) + 1))
     pairs = sum(max(i, 4) + 1 for i in range(12))
     assert network.cost().divided(4, 8)[1] == pairs and network.cost().prefill_pairs(5) == 25
+    ((_, drawn, keys),) = case.network.drawing(case.config, [0] * 12)  # the first six are the prompt
+    assert torch.equal(readable(drawn, keys)[0].sum(-1), torch.arange(12).clamp_min(5) + 1)
     other = next(case for case in cases() if case.name == "decoder-house").build(seed=3)
     network.start_from(other)
     plain = replace(batch, blocks=None)
