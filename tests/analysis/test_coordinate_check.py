@@ -12,17 +12,20 @@ from tandem.corpus import Batch
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
 
-SMALL = ["batch.rows=2", "batch.context=32", "network.width=32", "network.depth=2"]
+ROWS = ["batch.rows=2", "batch.context=32", "network.width=32"]
+SMALL = [*ROWS, "network.depth=2"]
+STACKS = [*ROWS, "network.context_layers=1", "network.generation_layers=1"]
 
 
 def tandem(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("recipe", ["decoder/tiny", "sps/tiny", "context_ready/tiny"])
+@pytest.mark.parametrize("recipe", ["decoder/tiny", "sps/tiny", "context_ready/tiny", "double_decoder/tiny"])
 def test_scales_are_flat_with_width_transfer_and_not_without(recipe, small_corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["widths=[16, 128]", "lr=4e-3", "steps=6", *SMALL, *small_corpus]
+    options = ["widths=[16, 128]", "lr=4e-3", "steps=6", *small_corpus]
+    options += STACKS if recipe.startswith("double") else SMALL
     done = tandem("analyse", "coordinate_check", recipe, *options)
     assert done.exit_code == 0, done.output
     folder = tmp_path / "analysis" / recipe.replace("/", "-")

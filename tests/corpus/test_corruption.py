@@ -10,7 +10,7 @@ from tandem.corpus.views import IGNORE
 from tandem.testing.cases import EOS, VOCABULARY, document, packed
 
 SENTINEL, START = first_sentinel(VOCABULARY), start_of_generation(VOCABULARY)
-LENGTHS = [1, 2, 3, 5, 9, 20, 64, 500, 2047]
+LENGTHS = [1, 2, 3, 5, 9, 20, 64, 500, 2047, 4000]  # the last has room for more pieces than sentinels
 
 
 def restored(context, asked, sentinels):

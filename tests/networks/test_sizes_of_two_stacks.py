@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.recipe import load
 from tandem.training.optimiser import groups
@@ -13,6 +14,15 @@ SIZES = {  # width, context and generation layers, heads, parameters beside the 
     "paper_25m": (448, 8, 4, 7, 28_913_920, 713_175_859_200, 115_576_143_872, 63_307_776, 7_168),
     "paper_50m": (576, 8, 4, 9, 47_791_872, 1_054_647_779_328, 180_004_847_616, 88_473_600, 9_216),
     "paper_100m": (832, 8, 4, 13, 99_703_552, 1_921_201_471_488, 350_738_186_240, 148_242_432, 13_312),
+}
+
+
+DECODERS = {  # of as many blocks: FLOPs of training a row, of a prompt and of a token, and bytes of cache a token
+    "paper_6m": (243_445_137_408, 51_350_077_440, 49_446_912, 11_520),
+    "paper_12m": (360_832_303_104, 80_546_365_440, 71_827_456, 15_360),
+    "paper_25m": (693_445_853_184, 163_499_212_800, 131_203_072, 21_504),
+    "paper_50m": (1_022_032_871_424, 253_699_817_472, 189_923_328, 27_648),
+    "paper_100m": (1_853_153_083_392, 492_083_085_312, 335_675_392, 39_936),
 }
 
 
@@ -34,6 +44,16 @@ def test_costs_of_the_papers_sizes(recipe):
     ratio = (linear + attention) / ((L_c + L_g) * 72 * T * C**2 + attention)
     if C in (256, 832):
         assert round(ratio, 4) == {256: 1.0238, 832: 1.0394}[C]
+
+
+@pytest.mark.parametrize("recipe", SIZES)
+def test_costs_of_the_decoders_beside_them(recipe):
+    C, L_c, L_g, heads, *_ = SIZES[recipe]
+    shape = f"network={{depth: {L_c + L_g}, width: {C}, heads: {heads}}}"
+    with torch.device("meta"):
+        cost = Decoder(load("decoder/paper", [shape]).network, 32_768, 2048).cost()
+    found = sum(cost.training(2048).values()), cost.prefill(2048), cost.decode(2047), 2 * cost.cache(1)
+    assert found == DECODERS[recipe]
 
 
 @pytest.mark.parametrize("recipe", [*SIZES, "paper"])

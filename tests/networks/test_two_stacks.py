@@ -15,6 +15,7 @@ from tandem.nn.spans import Span, causal
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
 from tandem.testing.contract import backward, close, same_gradients
+from tandem.training.optimiser import AdamW
 
 FLOAT, EXACT = 1e-4, 1e-9
 
@@ -183,7 +184,7 @@ def test_a_batch_that_names_its_blocks_is_read_by_them():
 
 
 @pytest.mark.parametrize("made", [build, authors])
-@pytest.mark.parametrize("prompt", [1, 2, 20, 39])
+@pytest.mark.parametrize("prompt", [1, 2, 3, 20, 40])
 def test_a_prompt_and_steps_are_the_forward_with_one_boundary(made, prompt):
     network, text = made(), document(40, 3)
     expected = logits_of(network, text, blocks_at([prompt - 1] if prompt > 1 else [], 40))
@@ -378,19 +379,34 @@ OPTIONS = {
     "row_splits": {"partition": PartitionConfig(scope="row", shared=True)},
     "another_split": {"context_layers": 1, "generation_layers": 3},
 }
+SLOW_CONTEXT = {"context_stack": 0.3}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_one_batch_is_learned_by_heart(name):
+def learned(settings, steps=60, **options):
+    """(losses, weights) of a small network that meets one batch over and over."""
     shape = {"width": 32, "heads": 4, "context_layers": 2, "generation_layers": 2}
-    network = Case("", DoubleDecoder, DoubleDecoder.Config(**shape | OPTIONS[name])).fresh()
+    network = Case("", DoubleDecoder, DoubleDecoder.Config(**shape | settings)).fresh()
     batch, objective = replace(pack([[document(20, 1)], [document(9, 2), document(11, 3)]]), key=3), NextToken(None)
-    optimiser, first = torch.optim.Adam(network.parameters(), lr=1e-2), None
-    for _ in range(60):
-        loss = backward(network, objective, [batch]).item()
-        first = first or loss
-        optimiser.step()
-    assert loss < 0.1 * first
+    optimiser, losses = AdamW(AdamW.Config(lr=1e-2, weight_decay=0.0, **options), network), []
+    for _ in range(steps):
+        losses.append(backward(network, objective, [batch]).item())
+        optimiser.step(1.0)
+    return losses, network.state_dict()
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "lr_scale"])
+def test_one_batch_is_learned_by_heart(name):
+    losses, _ = learned(OPTIONS.get(name, {}), lr_scale=SLOW_CONTEXT if name == "lr_scale" else {})
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_rate_of_its_own_slows_one_stack_and_at_1_changes_nothing():
+    (_, start), (_, plain) = (learned({}, steps=steps) for steps in (0, 1))
+    neutral, slow = (learned({}, steps=1, lr_scale={"context_stack": scale})[1] for scale in (1.0, 0.3))
+    for name, value in start.items():
+        share = 0.3 if name.startswith("context_stack") else 1.0
+        assert torch.equal(neutral[name], plain[name]) and not torch.equal(plain[name], value), name
+        torch.testing.assert_close(slow[name] - value, share * (plain[name] - value), rtol=1e-3, atol=1e-6)
 
 
 def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():
