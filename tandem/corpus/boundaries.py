@@ -37,8 +37,10 @@ def token_starts(pieces: Sequence[str], sizes: np.ndarray) -> np.ndarray:
 def aligned(pieces: Sequence[str], sizes: np.ndarray) -> tuple[np.ndarray, int]:
     """`token_starts`, and how many tokens hold text of two sentences."""
     points, begins = characters("".join(pieces))
-    piece = np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
     visible = np.flatnonzero(~_IS_SPACE[np.minimum(points, len(_IS_SPACE) - 1)])
+    if not len(visible):  # one sentence, which is the document end alone where the text is empty
+        return np.zeros(1, np.int64), 0
+    piece = np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
     begins, ends = begins[:-1], np.cumsum(sizes, dtype=np.int64)
     # The first and the last visible character of which a token holds a byte.
     first = np.searchsorted(visible, np.searchsorted(begins, ends - sizes, side="right") - 1)

@@ -81,6 +81,6 @@ def _with_gaps(text: str, pieces: Iterable[str]) -> list[str]:
             raise UserError(f"corpus.sentences.splitter = sat: its sentences leave out text before {piece[:40]!r}")
         starts.append(start)
         position = start + len(piece)
-    if not starts or text[position:].strip():
+    if text[position:].strip():
         raise UserError(f"corpus.sentences.splitter = sat: its sentences leave out {text[position:][:40]!r}")
     return [text[start:end] for start, end in itertools.pairwise([0, *starts[1:], len(text)])]

@@ -40,6 +40,11 @@ def test_a_sentence_starts_at_its_first_visible_character(pieces, starts):
     assert token_starts(*words(*pieces)).tolist() == starts
 
 
+@pytest.mark.parametrize("pieces", [[], [" "], ["\n", " \n"]])
+def test_a_text_of_nothing_visible_is_one_sentence(pieces):
+    assert token_starts(pieces, np.ones(len("".join(pieces)), np.int64)).tolist() == [0]
+
+
 def test_half_a_character_belongs_to_the_sentence_of_the_whole():
     starts, shared = aligned(["A.", "☃", "b☃"], np.array([1, 2, 2, 4]))  # the second token: . and a third of ☃
     assert starts.tolist() == [0, 2, 3] and shared == 1

@@ -144,7 +144,8 @@ class SaT:
         """Like the package: a generator of lists, without the line breaks between sentences."""
         assert threshold == 0.15
         for text in texts:
-            yield [piece for piece in text.replace(". ", ".\n").split("\n")] if SaT.honest else ["Something else."]
+            pieces = [piece for piece in text.replace(". ", ".\n").split("\n") if piece]
+            yield pieces if SaT.honest else ["Something else."]
 
 
 @pytest.fixture
@@ -160,8 +161,9 @@ def sat(tmp_path, monkeypatch):
 
 
 def test_segment_any_text_splits_through_its_package(tmp_path, sat):
-    store = made(tmp_path / "store", ["One.\n\nTwo. Three", "Four"])
+    store = made(tmp_path / "store", ["One.\n\nTwo. Three", "Four", "", "\n"])
     found = segment(store, sat)
+    assert [found.document(i).tolist() for i in (2, 3)] == [[0], [0]]
     assert [sentence.strip() for sentence in sentences_of(store, found, 0)] == ["One.", "Two.", "Three"]
     assert "".join(sentences_of(store, found, 0)) == "One.\n\nTwo. Three"
     assert found.manifest.version == "wtpsplit wtpsplit stand-in"
