@@ -86,11 +86,11 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
 
 
 def require_splitter(recipe: Recipe) -> None:
-    """Raises: UserError where the network reads sentences, and what finds them is not installed."""
+    """Raises: UserError where the network reads sentences, and what finds them, in prompts too, is not installed."""
     if recipe.choice("network").reads_sentences:
         name, splitter = recipe.value("network.name"), (recipe.corpus.sentences or Segmentation()).splitter
         try:
-            version_of(splitter)
+            version_of("rules" if splitter == "given" else splitter)  # prompts are given without sentences
         except UserError as error:
             raise UserError(f"network {name} reads sentences, corpus.sentences.splitter {splitter}: {error}") from error
 

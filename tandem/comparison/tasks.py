@@ -62,7 +62,7 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
 
     network, tokenizer = run.whole_network().eval(), run.corpus.tokenizer
     with progress_bar(f"asking {file.name}", TaskProgressColumn()) as progress:
-        adapter = Harness(network, tokenizer, rows=rows, told=progress, sentences=run.corpus.train.segmentation)
+        adapter = Harness(network, tokenizer, rows=rows, told=progress)
         results = run_tasks(adapter, [file], limit)
     settings = {"rows": rows, "context": network.context, "request_order": REQUEST_ORDER, "resamples": RESAMPLES}
     for result in results:

@@ -14,7 +14,7 @@ from tandem.corpus.order import SUBSET, Order, shuffled
 from tandem.corpus.partition import prompt_blocks
 from tandem.corpus.prefixes import PrefixRows, divided, generated_from, suffix_windows
 from tandem.corpus.prepare import Corpus, prepare, prepare_texts
-from tandem.corpus.sentences import Segmentation, Sentences, segment, sentences_of
+from tandem.corpus.sentences import Segmentation, Sentences, open_sentences, segment, sentences_of
 from tandem.corpus.store import Store
 from tandem.corpus.streams import SentenceStreams, StreamBatch, Streams, scoring_streams
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
@@ -46,6 +46,7 @@ __all__ = [
     "divided",
     "generated_from",
     "load_tokenizer",
+    "open_sentences",
     "prepare",
     "prepare_texts",
     "prompt_blocks",

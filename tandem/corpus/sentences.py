@@ -35,10 +35,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from tandem.corpus.boundaries import aligned, cap_lengths, mark, merge_lengths
+from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
 from tandem.corpus.store import Store, unmade
-from tandem.corpus.tokenizer import content_hash
+from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import Settings, UserError
 
 FORMAT = 1
@@ -150,6 +150,19 @@ def sentences_of(store: Store, progress: Callable[[int, int], object] = lambda d
     return store.sentences
 
 
+def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None) -> list[np.ndarray]:
+    """The tokens of each sentence of a text that may go on, int64, cut as those of a store are; None: by the defaults.
+
+    The last sentence stays open: it is never too short. Splitter given knows no sentences here, so rules finds them.
+    """
+    config = config or Segmentation()
+    if config.splitter == "given":
+        config = config.model_copy(update={"splitter": "rules"})
+    (ids,), (sizes,) = tokenizer.encode_batch([text])
+    lengths, _ = _lengths(config, [_Document(text, np.array(sizes), np.empty(0, np.int64))], ends=False)
+    return np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])
+
+
 def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:
     """Makes a segmentation in a new folder."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
@@ -219,8 +232,8 @@ def _documents(store: Store, config: Segmentation, first: int, last: int) -> lis
     return found
 
 
-def _lengths(config: Segmentation, documents: list[_Document]) -> tuple[np.ndarray, Counter[str]]:
-    """The tokens of each sentence of some documents, and what was counted on the way."""
+def _lengths(config: Segmentation, documents: list[_Document], ends: bool = True) -> tuple[np.ndarray, Counter[str]]:
+    """The tokens of each sentence of some documents, and what was counted on the way; not `ends`: they may go on."""
     lengths, counts = [], Counter()
     for document, (starts, counted) in zip(documents, _starts(config, documents), strict=True):
         found = np.diff(starts, append=len(document.sizes) + 1).tolist()
@@ -228,6 +241,8 @@ def _lengths(config: Segmentation, documents: list[_Document]) -> tuple[np.ndarr
             capped = cap_lengths(
                 found, config.cap, functools.partial(mark, document.text.encode(), np.cumsum(document.sizes))
             )
+            if not ends:
+                capped[-1] = max(capped[-1], min(SHORTEST, config.cap))
             merged = merge_lengths(capped, config.cap)
             counted |= {"cut": sum(n > config.cap for n in found), "merged": len(capped) - len(merged)}
             found = merged

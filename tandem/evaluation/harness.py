@@ -32,7 +32,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
-from tandem.corpus import Segmentation, Store, Tokenizer
+from tandem.corpus import Store, Tokenizer
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.continuations import answers, question
 from tandem.evaluation.likelihood import likelihood
@@ -60,7 +60,6 @@ class Harness(TemplateLM):
     Args:
         rows: prompts read at a time; changes nothing but speed and memory.
         told: called with prompts or rows done and how many there are.
-        sentences: how whole texts are cut, for a network that reads sentences; None: by the defaults.
     """
 
     def __init__(
@@ -70,11 +69,9 @@ class Harness(TemplateLM):
         *,
         rows: int,
         told: Told = lambda done, total: None,
-        sentences: Segmentation | None = None,
     ):
         super().__init__()
         self.network, self.tandem_tokenizer, self.rows, self.told = network, tokenizer, rows, told
-        self.sentences = sentences
 
     @property
     def eot_token_id(self) -> int:
@@ -117,7 +114,7 @@ class Harness(TemplateLM):
             writer = StoreWriter(Path(folder) / "texts", self.tandem_tokenizer)
             writer.append(*self.tandem_tokenizer.encode_batch(texts))
             writer.close([])
-            store = Store(Path(folder) / "texts", self.sentences)
+            store = Store(Path(folder) / "texts", self.network.segmentation)
             found = likelihood(self.network, store, context=self.network.context, rows=self.rows, progress=self.told)
         log_likelihoods[found.order] = -found.nats_by_document
         return log_likelihoods.tolist()

@@ -15,10 +15,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from tandem import __version__
-from tandem.corpus import Tokenizer
+from tandem.corpus import Segmentation, Tokenizer
 from tandem.export import hugging_face
 from tandem.export.files import CONFIG, TOKENIZER, WEIGHTS, read_config, read_tokenizer, read_weights
 from tandem.export.foreign import load_foreign
@@ -60,13 +61,25 @@ def save_network(network: Network, folder: Path, **record: Any) -> None:
 
 def load_network(folder: Path) -> Network:
     """The network that `save_network` wrote, on the CPU."""
-    network, weights = _described(read_config(folder), folder / CONFIG), read_weights(folder)
+    config = read_config(folder)
+    network, weights = _described(config, folder / CONFIG), read_weights(folder)
+    if network.reads_sentences:
+        network.segmentation = _segmentation(config, folder / CONFIG)
     try:
         # Saved again by transformers, they are those of a model whose part the network is
         network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
     except RuntimeError as error:
         raise UserError(f"{folder / WEIGHTS}: damaged, or not of the network in {CONFIG}: {error}") from error
     return network
+
+
+def _segmentation(config: dict[str, Any], path: Path) -> Segmentation | None:
+    """How the run cut its texts into sentences. Raises: UserError where what cut them is not here."""
+    given = config.get("recipe", {}).get("corpus", {}).get("sentences")
+    try:
+        return given and Segmentation.model_validate(given)
+    except ValidationError as error:
+        raise UserError(f"{path}: recipe.corpus.sentences: {error.errors()[0]['msg']}") from error
 
 
 def _described(config: dict[str, Any], path: Path) -> Network:

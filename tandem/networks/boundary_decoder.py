@@ -17,13 +17,19 @@ Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.corpus import Batch, BoundaryRows, PackedRows, ScoringBatch, Store, Tokenizer, scoring_boundary_rows
-from tandem.corpus.boundaries import token_starts
-from tandem.corpus.splitters import splitter
+from tandem.corpus import (
+    Batch,
+    BoundaryRows,
+    PackedRows,
+    ScoringBatch,
+    Store,
+    Tokenizer,
+    open_sentences,
+    scoring_boundary_rows,
+)
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.spans import Span
@@ -72,14 +78,12 @@ class BoundaryDecoder(Decoder):
         return [("own sentence", own, len(starts)), ("ends of sentences", ends, index.shape[1])]
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """With its boundaries, by splitter `rules`; the last sentence stays open."""
-        if self.config.sentences is None or not text.strip():
+        """With its boundaries, as in training; the last sentence stays open."""
+        if self.config.sentences is None or not text:
             return super().prompt(tokenizer, text)
-        (ids,), (sizes,) = tokenizer.encode_batch([text])
-        pieces, _ = next(splitter("rules", None, None)([text]))
-        starts, end = token_starts(pieces, sizes)[1:], self.vocabulary
-        marked = np.insert(ids.astype(np.int64), np.repeat(starts, 2), np.tile([end, end + 1], len(starts)))
-        return [end + 1, *marked.tolist()]
+        first, *others = open_sentences(text, tokenizer, self.segmentation)
+        end, begin = self.vocabulary, self.vocabulary + 1
+        return [begin, *first.tolist(), *(token for part in others for token in (end, begin, *part.tolist()))]
 
     @property
     def head(self) -> Tensor:

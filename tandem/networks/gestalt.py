@@ -29,7 +29,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -38,15 +37,15 @@ from tandem.corpus import (
     IGNORE,
     Batch,
     ScoringBatch,
+    Segmentation,
     SentenceStreams,
     Store,
     StreamBatch,
     Streams,
     Tokenizer,
+    open_sentences,
     scoring_streams,
 )
-from tandem.corpus.boundaries import aligned
-from tandem.corpus.splitters import splitter
 from tandem.networks.gestalt_blocks import MemoryBlock, ParallelBlock, SerialBlock, ThoughtHead, hinge, rank_table
 from tandem.networks.gestalt_cost import GestaltCost
 from tandem.networks.gestalt_layout import Layout
@@ -189,13 +188,10 @@ class Gestalt(Network):
         return scoring_streams(store, context, rows, documents)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """[EOS] stands where a sentence of the text ends, by the rules of splitter `rules`; the last one stays open."""
-        (ids,), (sizes,) = tokenizer.encode_batch([text])
-        if not text.strip():
-            return ids.tolist()
-        pieces, _ = next(splitter("rules", None, None)([text]))
-        starts, _ = aligned(pieces, sizes)
-        return np.insert(ids.astype(np.int64), starts[1:], self.end).tolist()
+        """[EOS] stands where a sentence of the text ends, as in training; the last one stays open."""
+        cut = self.segmentation or Segmentation(cap=min(64, self.config.cap))
+        first, *others = open_sentences(text, tokenizer, cut)
+        return [*first.tolist(), *(token for part in others for token in (self.end, *part.tolist()))]
 
     @property
     def blocks(self) -> nn.ModuleList:

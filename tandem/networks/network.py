@@ -78,6 +78,8 @@ class Network(nn.Module):
         self.config, self.vocabulary, self.context = config, vocabulary, context
         self.recompute = False
         self.head_kernel: Callable[..., Tensor] | None = None
+        self.segmentation: Any = None
+        """The Segmentation by which its run cut texts, where it reads sentences; None: by the defaults."""
         self.routings: list[Routing] = []
         """Of the pass that is being made, by mixture of experts."""
 

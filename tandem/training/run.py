@@ -106,6 +106,7 @@ class Run:
             generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
         ).to(self.device.value)
         network.recompute = recipe.training.recompute
+        network.segmentation = recipe.corpus.sentences
         return network
 
     def _equip(self) -> None:

@@ -51,6 +51,12 @@ def network_of(context=64, **settings):
     return network.eval()
 
 
+def reads_sentences(name):
+    given = {"memory": 2, "cap": 64, "thought_from": 1} if name == "gestalt" else {}
+    cls = registered("network")[name]
+    return Case("", cls, cls.Config(width=32, heads=2, depth=2, **given), 257).build().float()
+
+
 def harness(network=None, rows=4):
     return Harness(network or network_of(), Tokenizer.of_bytes(), rows=rows)
 
@@ -167,7 +173,7 @@ def test_a_pair_is_cut_where_its_context_ends():
         adapter.loglikelihood(requests(("the ca", "t")))
 
 
-ROLLED = ["a short one", "", "é", "The cat sat on the mat. " * 9, "x", "naïve " * 12]
+ROLLED = ["a short one", "", " \n", "é", "The cat sat on the mat. " * 9, "x", "naïve " * 12]
 
 
 def store_of(texts, folder):
@@ -177,12 +183,13 @@ def store_of(texts, folder):
     return Store(folder)
 
 
+@pytest.mark.parametrize("name", ["decoder", "boundary_decoder", "gestalt"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows):
-    network = network_of(context=24)
+def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows, name):
+    network = network_of(context=24) if name == "decoder" else reads_sentences(name)
     found = harness(network, rows=rows).loglikelihood_rolling(requests(*((text,) for text in ROLLED)))
-    expected = likelihood(network, store_of(ROLLED, tmp_path / "store"), context=24, rows=2)
-    assert found[1] == 0.0 and len(found) == len(ROLLED)
+    expected = likelihood(network, store_of(ROLLED, tmp_path / "store"), context=network.context, rows=2)
+    assert found[1] == 0.0 > found[2] and len(found) == len(ROLLED)
     np.testing.assert_allclose([-found[i] for i in expected.order], expected.nats_by_document, rtol=1e-5)
 
 
@@ -191,8 +198,8 @@ def test_whole_texts_are_cut_into_the_sentences_that_a_network_can_read():
     network = (
         Case("", cls, cls.Config(width=32, heads=2, depth=1, thought_from=1, cap=9, memory=2), 257).build().float()
     )
-    adapter = Harness(network, Tokenizer.of_bytes(), rows=2, sentences=Segmentation(cap=9))
-    assert adapter.loglikelihood_rolling(requests(("a sentence of many more tokens",)))[0] < 0
+    network.segmentation = Segmentation(cap=9)
+    assert harness(network).loglikelihood_rolling(requests(("a sentence of many more tokens",)))[0] < 0
 
 
 class SuffixesOnly(Decoder):
@@ -235,9 +242,7 @@ def test_texts_are_those_of_greedy_generation_up_to_a_stop_string():
 @pytest.mark.parametrize("name", ["boundary_decoder", "gestalt"])
 def test_networks_that_read_sentences_are_told_of_those_of_the_prompt(name):
     """And of those that they write, as in generation."""
-    given = {"memory": 2, "cap": 30, "thought_from": 1} if name == "gestalt" else {}
-    cls = registered("network")[name]
-    network = Case("", cls, cls.Config(width=32, heads=2, depth=2, **given), 257).build().float()
+    network = reads_sentences(name)
     text, tokenizer = "The cat sat. The dog ran.", Tokenizer.of_bytes()
     prompt, (first, second) = network.prompt(tokenizer, text), tokenizer.encode(" I").tolist()
     assert network.end in prompt if name == "gestalt" else prompt[0] == 258

@@ -1,0 +1,59 @@
+"""What a run knows of sentences, from its recipe to its prompts and its export."""
+
+import json
+import sys
+
+import pytest
+
+from tandem.comparison.pretrain import pretrain, require_splitter
+from tandem.comparison.trained import open_model
+from tandem.recipe import UserError, load
+
+SMALL = ["budget=2 steps", "batch.rows=4", "batch.context=32", "network.cap=8", "network.streams.sentences=4"]
+SMALL += [
+    "network.streams.grow=0",
+    "network.width=16",
+    "network.depth=2",
+    "network.thought_from=1",
+    "sampling.tokens=3",
+]
+SPANS = ["corpus.sentences={splitter: every, every: 5, cap: null}", "sampling.prompts=[the cat sees a river]"]
+
+
+@pytest.fixture(scope="module")
+def spans(small_corpus, tmp_path_factory):
+    """A finished run that reads spans of five tokens, without the package that finds sentences, and its result."""
+    path = tmp_path_factory.mktemp("spans") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pysbd", None)
+        return path, pretrain(load("gestalt/tiny", [*SMALL, *SPANS, *small_corpus]), path)
+
+
+def test_prompts_of_a_run_are_cut_as_its_text_is_and_so_are_those_of_its_export(spans):
+    path, result = spans
+    ((prompt, text),) = result["samples"]
+    assert prompt == "the cat sees a river" and isinstance(text, str)
+    for network, tokenizer in open_model(path), open_model(path / "model"):
+        marked, ids = network.prompt(tokenizer, prompt), tokenizer.encode(prompt).tolist()
+        assert len(ids) > 5 and marked[:6] == [*ids[:5], tokenizer.vocabulary]
+
+
+def test_an_export_whose_splitter_is_not_here_is_told(spans, tmp_path):
+    config = json.loads((spans[0] / "model" / "config.json").read_text())
+    config["recipe"]["corpus"]["sentences"] = {"splitter": "sat", "weights": str(tmp_path / "away")}
+    for file in (spans[0] / "model").iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=r"config.json: recipe.corpus.sentences: Value error, splitter sat: weights = .*away"
+    ):
+        open_model(tmp_path)
+
+
+def test_given_sentences_need_the_rules_for_prompts(monkeypatch):
+    recipe = load("gestalt/tiny", ["corpus.sentences={splitter: given, cap: 32}"])
+    require_splitter(recipe)
+    monkeypatch.setitem(sys.modules, "pysbd", None)
+    with pytest.raises(UserError, match=r"corpus.sentences.splitter given: .*'tandem-lm\[sentences\]'"):
+        require_splitter(recipe)

@@ -1,0 +1,81 @@
+"""The prompt of a session is what the network's view makes of the text."""
+
+import sys
+
+import pytest
+
+from tandem.corpus import Segmentation, Tokenizer, segment
+from tandem.corpus.store import Store, StoreWriter
+from tandem.networks.boundary_decoder import BoundaryDecoder
+from tandem.networks.gestalt import Gestalt
+from tandem.testing.cases import Case
+
+pytest.importorskip("pysbd")
+
+TEXT = (
+    "The old cat sat on the mat and watched the rain, which had fallen all morning, run down the window; nobody came. "
+    "No. Yes! It rained.\n\nOh. The dog slept by the door of the house until the bell rang (twice) and the cat ran off. "
+    "He went home"
+)
+TOKENIZER = Tokenizer.train([TEXT * 20], 330)
+
+
+def network_of(cls, segmentation, **settings):
+    network = Case("", cls, next(iter(cls.tiny().values())), TOKENIZER.vocabulary).build()
+    network.config = network.config.model_copy(update=settings)
+    network.segmentation = segmentation
+    return network
+
+
+def store_of(folder, segmentation) -> Store:
+    writer = StoreWriter(folder, TOKENIZER)
+    writer.append(*TOKENIZER.encode_batch([TEXT]))
+    writer.close([])
+    return Store(folder, segmentation)
+
+
+def read_by(network, store) -> list[int]:
+    """The document as the network reads it to score it, sentence ends included, the document end left out."""
+    (scoring,) = network.scoring(store, 1000, 1)
+    if isinstance(network, BoundaryDecoder):
+        tokens = scoring.batch.tokens[0].tolist()
+        return tokens[: tokens.index(store.eos)]
+    (lengths,), made = scoring.batch.lengths, []
+    for part in scoring.batch.tokens.split(lengths):
+        made += [*part.tolist(), network.end]
+    assert made[-2] == store.eos
+    return made[:-2]
+
+
+@pytest.mark.parametrize("cls", [Gestalt, BoundaryDecoder])
+@pytest.mark.parametrize("given", [{"cap": 16}, {}, {"splitter": "every", "every": 5}], ids=str)
+def test_a_prompt_is_what_the_view_makes_of_its_text(cls, given, tmp_path, monkeypatch):
+    segmentation = Segmentation(**given)
+    network, store = network_of(cls, segmentation, cap=64), store_of(tmp_path / "store", segmentation)
+    expected = read_by(network, store)
+    if segmentation.splitter == "every":
+        monkeypatch.setitem(sys.modules, "pysbd", None)  # spans are counted, not found
+    elif given:
+        counts = segment(store, segmentation).manifest.counts
+        assert counts["cut"] and counts["merged"]
+    assert network.prompt(TOKENIZER, TEXT) == expected
+
+
+@pytest.mark.parametrize("cls", [Gestalt, BoundaryDecoder])
+def test_a_prompt_by_itself_is_cut_by_the_defaults(cls, tmp_path):
+    network = network_of(cls, None, cap=16)
+    cap = 16 if cls is Gestalt else 64  # never more than a network takes
+    assert network.prompt(TOKENIZER, TEXT) == read_by(network, store_of(tmp_path / "store", Segmentation(cap=cap)))
+    assert network.prompt(TOKENIZER, "") == []
+
+
+def test_the_last_sentence_of_a_prompt_is_open_and_so_never_too_short():
+    network = network_of(Gestalt, Segmentation(cap=16))
+    text, ids = "It rained. He", TOKENIZER.encode
+    assert len(ids(" He")) < 3
+    assert network.prompt(TOKENIZER, text) == [*ids("It rained."), network.end, *ids(" He")]
+
+
+def test_prompts_have_no_given_sentences():
+    network = network_of(Gestalt, Segmentation(splitter="given", cap=16))
+    assert network.prompt(TOKENIZER, TEXT) == network_of(Gestalt, Segmentation(cap=16)).prompt(TOKENIZER, TEXT)
