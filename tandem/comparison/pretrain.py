@@ -284,11 +284,11 @@ def noted(note: str, words: str) -> str:
 
 
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
-    paid = judged.get("nats_per_token_with_boundaries")
+    paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
     text = f"what follows the break points of {text}" if judged.get("prefix") else text
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
-        + (f" ({paid:.3f} with the sentence boundaries paid for)" if paid else "")
+        + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published)" if paid else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )

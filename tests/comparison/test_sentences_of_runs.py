@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tandem.comparison.pretrain import pretrain, require_splitter
+from tandem.comparison.pretrain import in_words, pretrain, require_splitter
 from tandem.comparison.trained import open_model
 from tandem.recipe import UserError, load
 
@@ -36,6 +36,16 @@ def test_prompts_of_a_run_are_cut_as_its_text_is_and_so_are_those_of_its_export(
     for network, tokenizer in open_model(path), open_model(path / "model"):
         marked, ids = network.prompt(tokenizer, prompt), tokenizer.encode(prompt).tolist()
         assert len(ids) > 5 and marked[:6] == [*ids[:5], tokenizer.vocabulary]
+
+
+def test_three_numbers_are_shown_of_a_network_that_is_told_of_boundaries(spans):
+    judged = spans[1]["likelihood"]
+    free, paid, published = (judged[f"nats_per_token{name}"] for name in ("", "_with_boundaries", "_as_published"))
+    assert len({free, paid, published}) == 3
+    told = f"{free:.3f} nats/token ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published), "
+    assert in_words(judged).startswith(told)
+    plain = {key: value for key, value in judged.items() if not key.startswith("nats_per_token_")}
+    assert in_words(plain).startswith(f"{free:.3f} nats/token, ")
 
 
 def test_an_export_whose_splitter_is_not_here_is_told(spans, tmp_path):
