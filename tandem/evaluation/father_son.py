@@ -13,7 +13,7 @@ follows a lone space. Names are single tokens, or their first tokens would be co
 
 Names differ in frequency, so every pair is asked in both orders, and beside each margin stands that of the query
 alone. A context right before the query could be carried by a sentence's seed and need no memory, so sentences are put
-between, and networks whose sentences are seeded are asked without seeds, too.
+between, and networks whose sentences are seeded are asked without seeds, too; others have none.
 
     tandem evaluate RUN --probe father_son probe.names=names.txt probe.pairs=200
 
@@ -98,7 +98,8 @@ class FatherSon:
         given = read_names(self.config.names)
         ids = single_tokens(given, tokenizer)
         pairs = drawn_pairs(sorted(ids), self.config.pairs, self.config.seed)
-        variants = {True: network} | ({False: network.unseeded()} if hasattr(network, "unseeded") else {})  # type: ignore[operator]
+        seeded = hasattr(network, "unseeded") and network.config.seed
+        variants = {True: network, False: network.unseeded()} if seeded else {False: network}  # type: ignore[operator]
         rows, margins = [], {}
         for condition in self._conditions([*variants]):
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
@@ -124,7 +125,7 @@ class FatherSon:
 
     def _conditions(self, seeds: list[bool]) -> Iterator[Condition]:
         for query in ("normal", "reversed"):
-            yield Condition(query, None, True)
+            yield Condition(query, None, seeds[0])
             for seeded in seeds:
                 yield from (Condition(query, between, seeded) for between in self.config.between)
 
@@ -206,12 +207,13 @@ def _as_words(row: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(margins: dict[Condition, np.ndarray], path: Path) -> None:
-    """How the margins of pairs are spread, both orders averaged, in every condition with seeds on."""
+    """How the margins of pairs are spread, both orders averaged, in every condition with seeds on, where it has any."""
     figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
+    shown = any(condition.seeds for condition in margins)
     for panel, query in zip(axes, ("normal", "reversed"), strict=True):
         for condition, values in margins.items():
-            if condition.query == query and condition.seeds:
+            if condition.query == query and condition.seeds == shown:
                 told = "query alone" if condition.between is None else f"{condition.between} sentences between"
                 panel.ecdf(values, label=f"{told}, mean {values.mean():+.3f}")
         panel.axvline(0, color="0.6", linewidth=1)

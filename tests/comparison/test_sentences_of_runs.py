@@ -10,13 +10,8 @@ from tandem.comparison.trained import open_model
 from tandem.recipe import UserError, load
 
 SMALL = ["budget=2 steps", "batch.rows=4", "batch.context=32", "network.cap=8", "network.streams.sentences=4"]
-SMALL += [
-    "network.streams.grow=0",
-    "network.width=16",
-    "network.depth=2",
-    "network.thought_from=1",
-    "sampling.tokens=3",
-]
+SMALL += ["sampling.tokens=3"]
+SMALL += ["network.streams.grow=0", "network.width=16", "network.depth=2", "network.thought_from=1"]
 SPANS = ["corpus.sentences={splitter: every, every: 5, cap: null}", "sampling.prompts=[the cat sees a river]"]
 
 
@@ -55,9 +50,7 @@ def test_an_export_whose_splitter_is_not_here_is_told(spans, tmp_path):
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError, match=r"config.json: recipe.corpus.sentences: Value error, splitter sat: weights = .*away"
-    ):
+    with pytest.raises(UserError, match=r"config.json: recipe.corpus.sentences: Value error, splitter sat: .*away"):
         open_model(tmp_path)
 
 

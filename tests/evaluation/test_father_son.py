@@ -1,5 +1,7 @@
 """The father-son probe, on a network made by hand that copies what stands at a place, and on tiny ones."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -107,24 +109,28 @@ def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
         read_names(str(tmp_path / "absent.txt"))
 
 
-@pytest.mark.parametrize("network", ["decoder", "boundary_decoder", "gestalt"])
+@pytest.mark.parametrize("network", ["decoder", "boundary_decoder", "gestalt", "unseeded"])
 def test_the_probe_asks_networks_of_every_view(tokenizer, network, tmp_path):
     from tandem.networks.gestalt import Gestalt
 
-    cls = {"decoder": Decoder, "boundary_decoder": BoundaryDecoder, "gestalt": Gestalt}[network]
+    cls = {"decoder": Decoder, "boundary_decoder": BoundaryDecoder}.get(network, Gestalt)
     config = next(iter(cls.tiny().values()))
-    if network == "gestalt":
-        config = config.model_copy(update={"cap": 64})
+    if cls is Gestalt:
+        config = config.model_copy(update={"cap": 64, "seed": network == "gestalt"})
     made = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
     for parameter in made.parameters():
         parameter.data *= 4
     found = FatherSon(FatherSon.Config(pairs=12, rows=5))(made, tokenizer, torch.device("cpu"))
-    seeded = 2 if network == "gestalt" else 1
-    assert len(found.record["conditions"]) == 2 * (1 + 3 * seeded) and found.record["pairs"] == 12
+    asked = [(row["between"], row["seeds"]) for row in found.record["conditions"]]
+    seeds = [True, False] if network == "gestalt" else [False]
+    assert asked == 2 * [(None, seeds[0]), *((between, seed) for seed in seeds for between in (0, 1, 4))]
+    assert found.record["pairs"] == 12
     assert found.record["single_token_share"] == found.record["names_kept"] / len(NAMES) < 1
     margins = [row["margin"] for row in found.record["conditions"]]
     assert len(set(margins)) == len(margins)  # every condition is another question
-    found.plots["margins"](tmp_path / "margins.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a legend without a curve
+        found.plots["margins"](tmp_path / "margins.png")
     assert (tmp_path / "margins.png").stat().st_size > 5000
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("pysbd")
 
 TEXT = (
     "The old cat sat on the mat and watched the rain, which had fallen all morning, run down the window; nobody came. "
-    "No. Yes! It rained.\n\nOh. The dog slept by the door of the house until the bell rang (twice) and the cat ran off. "
+    "No. Yes! It rained.\n\nOh. The dog slept by the door of the house until the bell rang (twice) and the cat ran. "
     "He went home"
 )
 TOKENIZER = Tokenizer.train([TEXT * 20], 330)
