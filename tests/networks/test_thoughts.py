@@ -549,6 +549,16 @@ def test_parameters_by_role():
     assert count("places") == 50_688
 
 
+@pytest.mark.parametrize(
+    ("recipe", "parameters"),
+    [("tiny", 304_323), ("width_48", 341_814), ("paper", 85_648_134), ("in_context", 85_648_128)],
+)
+def test_parameters_of_the_recipes(recipe, parameters):
+    with torch.device("meta"):
+        found = Gestalt(load(f"gestalt/{recipe}").network, 50_257, 1024).cost().parameters
+    assert sum(found.values()) - found["embedding"] == parameters
+
+
 STREAM = [25] * 30
 FLOPS = [(48, 1, 2_126_863_872, 12_852_296_352), (96, 2, 4_740_691_968, 28_626_378_048),
          (192, 3, 11_429_240_832, 68_939_897_472), (384, 6, 30_649_909_248, 184_628_360_448),
