@@ -518,7 +518,7 @@ SWEEP = [(48, 1, 341_814, 342_582), (96, 2, 1_351_782, 1_353_318), (192, 3, 5_37
 
 @pytest.mark.parametrize(("width", "heads", "gelu", "swiglu"), SWEEP)
 def test_parameters_of_the_width_sweep(width, heads, gelu, swiglu):
-    for mlp, inner, expected in (("gelu", None, gelu), ("swiglu", -(-8 * width // 3 // 8) * 8, swiglu)):
+    for mlp, inner, expected in (("gelu", None, gelu), ("swiglu", 8 * round(width / 3), swiglu)):
         network = paper(width=width, heads=heads, mlp=mlp, mlp_width=inner)
         roles = network.cost().parameters
         assert network.cost().total_parameters - roles["embedding"] == expected

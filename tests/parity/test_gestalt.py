@@ -4,6 +4,7 @@ Every size, id, option and expected number is taken from the files, so another s
 same tests. Theirs has four more ids than the text, all in the softmax; here the document end is a token of the text.
 """
 
+import hashlib
 import json
 
 import golden
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from tandem.corpus import Segmentation, Tokenizer, open_sentences
+from tandem.corpus.files import File, is_title
 from tandem.corpus.streams import SentenceStreams, Stream, StreamBatch, Streams, stream_totals
 from tandem.networks.boundary_decoder import gist_spans
 from tandem.networks.gestalt import Gestalt, GestaltDropout
@@ -27,6 +30,7 @@ OWN = ("blocks_sc", "blocks_p", "gelu", "in_context")
 DROPPED = ("token_dropout1", "srep_dropout1")
 LEFT_OUT = ("blocks_cs", "seed_detach", "window0", "window2", "no_key_pos", "key_pos_weight", "mean_pool",
             "head_depth2", "memory_dropout1", "no_eos", "no_eos_first")  # fmt: skip
+SHIPPED = golden.MANIFEST["gestalt/base.pt"]["sha256"]
 LINEAR = {"weight", "bias"}
 
 
@@ -285,6 +289,28 @@ def test_sentence_ends_of_weight_one(base):
     same_gradients(gradients(network, base["weights"], cfg), base["eos_weight_1"]["grads"])
 
 
+@pytest.mark.parametrize("name", ["base", "detach"])
+def test_the_gradient_of_the_last_step_by_the_first_thought(base, name):
+    """Of the stream that overflows memory, alone; the page has 1.24 for `base` as it is shipped."""
+    network, cfg = network_of(load(name), base)
+    alone = {key: value[:1] for key, value in base["inputs"].items()}
+    batch, told = batch_of(alone, cfg, 0.05), []
+    assert len(batch.lengths[0]) > network.config.memory + 1
+    handle = network.thought.register_forward_hook(lambda module, args, out: told.append(out[0]))
+    hidden, _ = network(network.embed(batch.tokens), batch)
+    handle.remove()
+    ce = torch.nn.functional.cross_entropy(hidden[0] @ network.head.T, batch.targets[0], reduction="none")
+    w = weights_of(batch, network)
+    last = (by_step(w * ce, batch) / by_step(w, batch))[-1]
+    (grad,) = torch.autograd.grad(last, told[0], allow_unused=True)
+    if name == "detach":
+        assert grad is None
+    elif hashlib.sha256((golden.folder("gestalt", "base.pt") / "base.pt").read_bytes()).hexdigest() == SHIPPED:
+        assert grad.norm().item() == pytest.approx(1.2438, abs=5e-4)
+    else:
+        assert grad.norm() > 0
+
+
 def test_states_after_every_block(base):
     network, cfg = network_of(base, base)
     batch = batch_of(base["inputs"], cfg, 0.05)
@@ -402,6 +428,34 @@ def test_learning_rates_of_the_release():
         step, steps, share = key.split("/")
         rate = schedule(share, steps, floor=0.1)(min(int(step), int(steps)))
         assert rate == pytest.approx(value, abs=RATE), key
+
+
+def test_titles_open_articles(tmp_path):
+    """Lines before the first title are dropped (c1 of the page)."""
+    expected = rules()
+    assert {line: is_title(line) for line in expected["titles"]} == expected["titles"]
+    path = tmp_path / "wiki.tokens"
+    path.write_text(expected["articles"]["raw"], "utf-8")
+    assert [text for text, _ in File(path, "text").read()] == expected["articles"]["docs"]
+
+
+def test_spans_of_equally_many_tokens():
+    """Of the text; the document end joins the last span (c1 of the page)."""
+    for every, expected in rules()["spans"].items():
+        text = "".join(chr(token) for span in expected for token in span)
+        found = open_sentences(text, Tokenizer.of_bytes(), Segmentation(splitter="every", every=int(every)))
+        assert [span.tolist() for span in found] == expected
+
+
+def test_inner_widths():
+    """GELU as theirs; SwiGLU is the house's here, 64 where theirs takes the nearest multiple of 8 (b6 of the page)."""
+    for key, expected in rules()["ffn_dim"].items():
+        width, mlp = key.split("/")
+        found = Gestalt.Config(width=int(width), heads=1, mlp=mlp).mlp_width
+        if mlp == "swiglu":
+            assert 8 * round(int(width) / 3) == expected  # to be given as mlp_width
+            expected = -(-expected // 64) * 64
+        assert found == expected, key
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
