@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from tandem.corpus import Batch, StreamBatch
 from tandem.networks.gestalt_blocks import MemoryBlock
 from tandem.networks.gestalt_layout import Layout, PackedReader, Rows, gathered
-from tandem.nn.dropout import Dropout, drawn, dropped, tokens_dropped
+from tandem.nn.dropout import drawn, dropped, tokens_dropped
+from tandem.recipe import Settings
 
 if TYPE_CHECKING:
     from tandem.networks.gestalt import Gestalt
@@ -27,8 +28,8 @@ ROUND = 16
 and keeps that of the last 1,024 (docs/log.md)."""
 
 
-class GestaltDropout(Dropout):
-    """Rates in training; those of tokens and thoughts are warmed in (network.streams)."""
+class GestaltDropout(Settings):
+    """Rates in training, nothing is dropped otherwise; those of tokens and thoughts are warmed in (network.streams)."""
 
     residual: float = Field(0.1, ge=0, le=1)
     """Of embeddings, of what attention and MLP add, and of the MLP's inner channels."""

@@ -13,21 +13,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
-
-from tandem.recipe import Settings
-
-
-class Dropout(Settings):
-    """Rates in training; nothing is dropped in scoring and generation."""
-
-    residual: float = Field(0.0, ge=0, le=1)
-    """Of embeddings, of what attention and MLP add, and of the MLP's inner channels."""
-    attention: float = Field(0.0, ge=0, le=1)
-    """Of attention weights."""
-    token: float = Field(0.0, ge=0, le=1)
-    """Of whole tokens: the vector of a text token, its position included, is set to 0."""
 
 
 @contextmanager
