@@ -14,6 +14,7 @@ from tandem.networks import gestalt_reading
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import rank_table
+from tandem.networks.gestalt_reading import Reading
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
@@ -175,6 +176,19 @@ def test_bfloat16_products_have_few_sizes_on_a_cpu(monkeypatch, settings):
     exact, expected = read(torch.bfloat16)
     assert any(size % 16 for size in exact) and len(rounded) < len(exact) and read(torch.float32)[0] == exact
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("blocks", KINDS)
+def test_no_value_is_read_on_the_host_while_a_batch_is_read(blocks, recompute):
+    """On tensors that have shapes alone: asking one for a value, or for where it is not 0, is an error."""
+    network, given = build(blocks=blocks, dropout=SOME).float().to("meta"), streams(RAGGED, key=3)
+    network.recompute = recompute
+    layout = network.layout(given, torch.device("meta"))
+    x = torch.empty(len(given.tokens), 16, device="meta", requires_grad=True)
+    hidden, lengths = Reading(network, layout, replace(given, tokens=given.tokens.to("meta"))).run(x)
+    (hidden.sum() + lengths.sum()).backward()
+    assert x.grad is not None
 
 
 # ---- gradients and memory --------------------------------------------------------------------------------------
