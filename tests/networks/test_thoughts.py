@@ -613,17 +613,52 @@ def test_flops_of_decoding():
     assert cost.held(40, 66) * 2 == 1_953_792
 
 
+# Width, heads, parameters, FLOPs of a row of 1,024, those of thoughts per token of text over it, share after phase 1
+DECODER = [(48, 1, 339_360, 21_105_672_192, 0.831, 0.931), (96, 2, 1_342_272, 46_288_207_872, 0.844, 0.876),
+           (192, 3, 5_338_752, 108_883_869_696, 0.864, 0.795), (384, 6, 21_294_336, 282_997_555_200, 0.891, 0.694),
+           (768, 12, 85_056_000, 826_914_373_632, 0.918, 0.595)]  # fmt: skip
+
+
+def decoder_cost(width, heads, vocabulary=50_304):
+    shape = {"width": width, "heads": heads, "depth": 12, **PAPER}
+    with torch.device("meta"):
+        cost = Decoder(Decoder.Config.model_validate(shape), 50_257, 1024).cost()
+    return replace(cost, head=vocabulary * width)
+
+
+@pytest.mark.parametrize(("width", "heads", "parameters", "training", "ratio", "share"), DECODER)
+def test_the_decoder_beside_it(width, heads, parameters, training, ratio, share):
+    decoder, cost = decoder_cost(width, heads), cost_of(width=width, heads=heads)
+    assert sum(decoder.parameters.values()) - decoder.parameters["embedding"] == parameters
+    assert sum(decoder.training(1024).values()) == training
+    found = (sum(cost.stream(STREAM).values()) / sum(STREAM)) / (training / 1024)
+    assert round(found, 3) == ratio
+    # All steps at once: the blocks behind the thought and the head, keys and values of thoughts left out
+    later = (sum(STREAM) + len(STREAM)) * (cost.upper.work + cost.head)
+    assert round(later / cost.multiply_adds(STREAM), 3) == share
+
+
+def test_flops_of_decoding_by_the_decoder():
+    assert decoder_cost(768, 12).decode(1023) == 284_884_992
+
+
+@pytest.mark.parametrize("lengths", [[[5] * 6] * 3, RAGGED], ids=["even", "ragged"])
 @pytest.mark.parametrize("blocks", KINDS)
-def test_flops_of_a_step_are_those_that_are_run(blocks):
+def test_flops_of_a_step_are_those_that_are_run(blocks, lengths):
     network = build(blocks=blocks).float()
-    batch, cost = streams([[5] * 6] * 3), network.cost()
+    batch, cost = streams(lengths), network.cost()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         trained(network, batch)
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
     attention = sum(flops for op, flops in counts.items() if "bmm" in op)
-    one = cost.stream([5] * 6)
-    assert sum(counts.values()) - attention == 3 * (one["linear"] + one["head"]) + cost.once
-    assert 3 * one["attention"] * 12 // 14 <= attention < 2 * 3 * one["attention"]
+    of_streams = [cost.stream(stream) for stream in lengths]
+    assert sum(counts.values()) - attention == sum(one["linear"] + one["head"] for one in of_streams) + cost.once
+    # Of rectangles: two products forward and four backward, where cost counts those that a kernel does again, too
+    layout = network.layout(batch, torch.device("cpu"))
+    cells = lambda rows, of: rows.rows * rows.columns * (of.selfs * rows.columns + of.crosses * rows.windows.shape[1])
+    run = sum(cells(rows, cost.lower) for rows in layout.steps) + sum(cells(rows, cost.upper) for rows in layout.chunks)
+    assert attention == 12 * cost.width * run
+    assert 14 * cost.width * run >= sum(one["attention"] for one in of_streams)
 
 
 # ---- recipes ----------------------------------------------------------------------------------------------------
