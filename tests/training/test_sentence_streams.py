@@ -17,6 +17,7 @@ SIZE += ["training.precision=float32", "training.compile=false", "budget=20 step
 STREAMS = {"sentences": 4, "grow": 2, "every": 0.5, "end_weight_from": 0.25}
 SIZE += [f"network.streams.{key}={value}" for key, value in STREAMS.items()]
 QUIET = [f"network.dropout.{rate}=0.0" for rate in ("residual", "attention", "token", "thought")]
+MEAN = "network.reduction=tokens"
 WARMED = ["network.streams.half_dropout_from=2 steps", "network.streams.full_dropout_from=0.5"]
 APART = 1e-5
 """float32 sums in another order."""
@@ -37,14 +38,18 @@ def require_same(found, expected, first=0):
 
 
 def test_processes_and_micro_batches_take_the_steps_of_one(spec, tmp_path):
-    alone = stage(**spec(*QUIET))
+    alone, mean = stage(**spec(*QUIET)), stage(**spec(*QUIET, MEAN))
     cases = [
-        [f"training.parallel={how}", f"batch.micro_batches={n}"] for how, n in (("ddp", 1), ("ddp", 2), ("fsdp", 1))
+        [f"training.parallel={how}", f"batch.micro_batches={n}", *more]
+        for how, n, *more in (("ddp", 1), ("ddp", 2), ("fsdp", 1), ("ddp", 2, MEAN))
     ]
     ranks = Ranks(2, tmp_path / "log", stages, [spec(*QUIET, *case) for case in cases], tmp_path / "result.json")
     assert ranks.wait() == [0, 0], ranks.said
-    for found in [*json.loads((tmp_path / "result.json").read_text()), stage(**spec(*QUIET, "batch.micro_batches=4"))]:
+    *steps, tokens = json.loads((tmp_path / "result.json").read_text())
+    for found in [*steps, stage(**spec(*QUIET, "batch.micro_batches=4"))]:
         require_same(found, alone)
+    require_same(tokens, mean)
+    assert abs(mean["nats"] - alone["nats"]) > 1000 * APART
 
 
 def test_going_on_repeats_nothing_and_restarts_nothing(spec, tmp_path):
