@@ -61,6 +61,7 @@ def refused(done, *words):
         (["corpus.tokenizer=nowhere.json"], ["nowhere.json"]),
         (["corpus.vocabulary=12"], ["corpus.vocabulary", ">= 257"]),
         (["schedule.name=cosine", "schedule.decay=0.2"], ["schedule.decay", "cosine takes"]),
+        (["network.positions=learned", "sampling.tokens=40"], ["sampling.tokens = 40", "positions for 32"]),
         (["seed=x", "log.every=0"], ["seed", "log.every"]),
     ],
 )

@@ -22,7 +22,7 @@ from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentence
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, documents_to_score
 from tandem.export.weights import export
-from tandem.generation.generate import generate_text
+from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe, UserError
 from tandem.training import checkpoint
@@ -44,13 +44,13 @@ def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any]
     """
     TERMINAL.quiet = not ranks.is_first
     # What can be refused is refused before a folder is made.
-    run = None if ranks.first(path.exists) else built(recipe, None, ranks, fresh=True)
+    run = None if ranks.first(path.exists) else require_samples(built(recipe, None, ranks, fresh=True))
     with ranks.together():
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
     with locked as folder:
         result_file = path / "result.json"
         if not ranks.first(result_file.exists):
-            run = go_on(folder, run or planned(folder, recipe, ranks))
+            run = go_on(folder, run or require_samples(planned(folder, recipe, ranks)))
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 if find_spec("matplotlib"):
@@ -107,6 +107,17 @@ def prepared(recipe: Recipe) -> Corpus:
             with progress_bar("finding sentences", TaskProgressColumn()) as progress:
                 sentences_of(store, progress)
     return corpus
+
+
+def require_samples(run: Run) -> Run:
+    """The run itself. Raises: UserError where it could be trained, but not write the texts of its end."""
+    sampling = run.recipe.sampling
+    with run.ranks.together():
+        try:
+            starts_of(run.network, run.corpus.tokenizer, sampling.prompts, sampling.tokens)
+        except UserError as error:
+            raise UserError(f"sampling.tokens = {sampling.tokens}, sampling.prompts: {error}") from error
+    return run
 
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:

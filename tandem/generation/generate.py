@@ -117,6 +117,17 @@ def stream_text(
 
     Raises: UserError as `generate` does, and for prompts that are not text, before anything runs.
     """
+    starts = starts_of(network, tokenizer, prompts, max_tokens)
+    generators = row_generators(seed, len(starts))
+    size = rows or max(1, len(starts))
+    return itertools.chain.from_iterable(
+        _pieces(network, tokenizer, starts[first : first + size], first, generators, sampler, max_tokens)
+        for first in range(0, len(starts), size)
+    )
+
+
+def starts_of(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """The ids that a network reads of each prompt. Raises: UserError as `stream_text` does."""
     for row, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
@@ -124,12 +135,7 @@ def stream_text(
             raise UserError(f"prompt {row} is not text: it holds bytes that are not UTF-8")
     starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
     _check(network, starts, max_tokens)
-    generators = row_generators(seed, len(starts))
-    size = rows or max(1, len(starts))
-    return itertools.chain.from_iterable(
-        _pieces(network, tokenizer, starts[first : first + size], first, generators, sampler, max_tokens)
-        for first in range(0, len(starts), size)
-    )
+    return starts
 
 
 def _pieces(

@@ -17,6 +17,7 @@ seed: 1337
 network:
   name: decoder
   depth: 2
+sampling: {tokens: 40}
 checkpoint: {every: 500, keep: 1}
 """
 
@@ -79,7 +80,7 @@ def test_another_recipe_is_refused_key_by_key(tmp_path):
 
 def test_what_a_process_leaves_and_where_it_stops_may_differ(tmp_path):
     RunFolder.start(tmp_path / "mine", RECIPE).close()
-    later = RECIPE.replace("null", "10").replace("keep: 1", "keep: 3")
+    later = RECIPE.replace("null", "10").replace("keep: 1", "keep: 3").replace("tokens: 40", "tokens: 20")
     with RunFolder.start(tmp_path / "mine", later) as folder:
         assert folder.recipe.read_text() == later
 
