@@ -221,12 +221,17 @@ def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
         for number, names in enumerate(groups)
         for source in find_sources("corpus.texts", names, config.field)
     ]
-    names = [part.source.name for part in parts]
-    if mixture and (twice := next((name for name in names if names.count(name) > 1), None)):
-        raise UserError(f'corpus.texts: "{twice}" belongs to two sources of the mixture; a text can be in one')
+    keys = ["corpus.texts" for _ in parts]
     if not isinstance(config.validation, int | float):
         held_out = find_sources("corpus.validation", config.validation, config.field)
         parts += [Part(source, 1.0, 0) for source in held_out]
+        keys += ["corpus.validation" for _ in held_out]
+    first: dict[str, str] = {}
+    for key, part in zip(keys, parts, strict=True):
+        identity = part.source.identity
+        if identity in first:
+            raise UserError(f'"{part.source.name}" stands in {first[identity]} and again in {key}; name it once')
+        first[identity] = key
     return parts, {name: share / sum(mixture.values()) for name, share in mixture.items()}
 
 

@@ -297,9 +297,19 @@ def test_a_source_without_training_documents_is_named(config, texts, tmp_path):
         prepare(config(texts={str(texts): 1, str(tmp_path / "empty.jsonl"): 1}))
 
 
-def test_a_text_in_two_sources_of_a_mixture_is_refused(config, texts):
-    with pytest.raises(UserError, match=r'0\.jsonl" belongs to two sources of the mixture'):
-        prepare(config(texts={str(texts): 0.5, str(texts / "0.jsonl"): 0.5}))
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"texts": {"{}": 0.5, "{}/0.jsonl": 0.5}}, "corpus.texts"),
+        ({"texts": ["{}", "{}/../texts/0*"]}, "corpus.texts"),
+        ({"texts": "{}/*", "validation": "{}/0.jsonl"}, "corpus.validation"),
+    ],
+)
+def test_a_text_that_stands_twice_is_refused(config, texts, given, key):
+    given = json.loads(json.dumps(given).replace("{}", str(texts)))
+    with pytest.raises(UserError, match=rf'0\.jsonl" stands in corpus.texts and again in {key}; name it once'):
+        prepare(config(**given))
+    assert not Path(config().folder).exists()
 
 
 @pytest.mark.parametrize("share", [0, -1])
