@@ -4,24 +4,8 @@ An analysis asks a network for a capability (an attribute of its class), not for
 network that lacks it and names those that have it. A new analysis is a file here that registers itself.
 """
 
-from tandem.analysis import (
-    attention_mass,
-    contraction,
-    coordinate_check,
-    gates,
-    gradient_roles,
-    mutual_information,
-    partitions,
-    state_window,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "attention_mass",
-    "contraction",
-    "coordinate_check",
-    "gates",
-    "gradient_roles",
-    "mutual_information",
-    "partitions",
-    "state_window",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

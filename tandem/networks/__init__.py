@@ -1,25 +1,7 @@
-"""One file per architecture, its session included; importing this registers them all."""
+"""One file per architecture, its session included; importing this registers every network of this folder."""
 
-from tandem.networks import (
-    boundary_decoder,
-    context_ready,
-    decoder,
-    double_decoder,
-    encoder_decoder,
-    gestalt,
-    head_ffn,
-    prefix_decoder,
-    sps,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "boundary_decoder",
-    "context_ready",
-    "decoder",
-    "double_decoder",
-    "encoder_decoder",
-    "gestalt",
-    "head_ffn",
-    "prefix_decoder",
-    "sps",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,5 +1,7 @@
-"""What is asked of a network; importing this registers all objectives."""
+"""What is asked of a network; importing this registers every objective of this folder."""
 
-from tandem.objectives import next_token, prefix_lm, span_corruption, superposition
+import importlib
+import pkgutil
 
-__all__ = ["next_token", "prefix_lm", "span_corruption", "superposition"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
