@@ -54,6 +54,7 @@ def refused(done, *words):
         (["budget=1 tokens"], ["one step alone takes"]),
         (["optimiser.lr=fast"], ["optimiser.lr", "a number"]),
         (["optimiser.lr=-1"], ["optimiser.lr", "> 0"]),
+        (["optimiser.betas=[0.9, 1.5]"], ["optimiser.betas.1 = 1.5", "< 1"]),
         (["batch.rows=3", "batch.micro_batches=2"], ["batch.micro_batches", "must divide batch.rows (3)"]),
         (["training.device=cuda:9"], ["training.device", "auto, cpu, cuda"]),
         (["corpus.texts=[nowhere.txt]"], ["nowhere.txt"]),

@@ -18,6 +18,9 @@ from tandem.nn.init import DECAYED, HIDDEN, roles, width_ratio
 from tandem.recipe import Settings, UserError, did_you_mean, register
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 @register("optimiser", "adamw", default=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
@@ -25,7 +28,7 @@ class AdamW:
     class Config(Settings):
         lr: float = Field(1e-3, gt=0)
         """Peak learning rate."""
-        betas: tuple[float, float] = (0.9, 0.95)
+        betas: tuple[Decay, Decay] = (0.9, 0.95)
         """Decay of the two running means."""
         eps: float = Field(1e-8, gt=0)
         """Added to the root of the second mean."""
