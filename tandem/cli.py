@@ -254,6 +254,12 @@ def evaluate(
     from tandem.comparison import trained
     from tandem.recipe import UserError
 
+    mode = "--probe" if probe else "--tasks" if tasks is not None else "neither --probe nor --tasks"
+    other = {"--probe": ["probe.KEY=VALUE"], "--tasks": ["--limit", "--rows"]}
+    taken = other.get(mode, ["--documents", "--texts"])
+    given = {"--tasks": tasks, "--documents": documents, "--texts": texts, "--limit": limit, "--rows": rows}
+    if spare := [option for option, value in given.items() if value and option not in (mode, *taken)]:
+        raise UserError(f"{', '.join(spare)}: evaluate with {mode} takes {', '.join(taken)}")
     if probe:
         trained.probe(run, probe, overrides or [], unfinished=unfinished)
     elif overrides:

@@ -134,6 +134,21 @@ def test_a_run_that_is_not_there(run):
         refused(tandem(command, run.parent / "yours"), "no run here", "mine")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limit", "1", "--rows", "3"], "--limit, --rows: evaluate with neither --probe nor --tasks takes"),
+        (
+            ["--tasks", "ood", "--documents", "1", "--texts", "a=b"],
+            "--documents, --texts: evaluate with --tasks takes --limit, --rows",
+        ),
+        (["--probe", "x", "--tasks", "ood", "--rows", "1"], "--tasks, --rows: evaluate with --probe takes"),
+    ],
+)
+def test_options_of_another_way_to_evaluate(options, message):
+    refused(tandem("evaluate", "nowhere", *options), message)
+
+
 def test_the_folder_of_another_recipe(run, small_corpus):
     before = contents(run)
     other = ["network.depth=2", *(word for word in SMALL if "depth" not in word)]
