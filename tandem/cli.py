@@ -204,7 +204,7 @@ def compare(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="KEY=VALUE of the study, or of all its recipes.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the cores.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share cores and GPUs.")] = 1,
     studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
     list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
 ) -> None:

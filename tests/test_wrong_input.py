@@ -140,7 +140,7 @@ def test_a_run_that_is_not_there(run):
         (["--limit", "1", "--rows", "3"], "--limit, --rows: evaluate with neither --probe nor --tasks takes"),
         (
             ["--tasks", "ood", "--documents", "1", "--texts", "a=b"],
-            "--documents, --texts: evaluate with --tasks takes --limit, --rows",
+            "--documents, --texts: evaluate with --tasks takes --limit",
         ),
         (["--probe", "x", "--tasks", "ood", "--rows", "1"], "--tasks, --rows: evaluate with --probe takes"),
     ],

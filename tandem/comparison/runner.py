@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+import torch
 from rich.live import Live
 
 import tandem
@@ -33,6 +35,7 @@ from tandem.training.health import NotFinite, Stopped, StopRequest
 
 PAUSE = 0.2
 """Seconds between looks at the processes."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 GRACE = 10.0
 """Seconds in which a process whose command was killed has saved itself and let go of its run."""
 
@@ -75,6 +78,7 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
     began, worked = time.time(), time.monotonic()
     running: list[Training] = []
     tried: set[Job] = set()
+    devices = visible_devices(torch.cuda.device_count(), os.environ.get(VISIBLE)) if processes > 1 else []
     with StopRequest() as stop, Progress(folder, processes) as progress:
         try:
             while True:
@@ -90,7 +94,8 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                     if claimed := _claim(folder, job):
                         tried.add(job)
                         progress.say_start(job, len(running))
-                        running.append(Training(folder, job, claimed, processes))
+                        device = least_used(devices, [training.device for training in running])
+                        running.append(Training(folder, job, claimed, processes, device))
                     else:
                         elsewhere.append(job)
                 now = time.monotonic()
@@ -131,8 +136,9 @@ def _claim(folder: StudyFolder, job: Job) -> TextIO | None:
 class Training:
     """A process that trains one run, as `tandem train` on its recipe does."""
 
-    def __init__(self, folder: StudyFolder, job: Job, claimed: TextIO, processes: int):
-        self.job, self.claimed = job, claimed
+    def __init__(self, folder: StudyFolder, job: Job, claimed: TextIO, processes: int, device: str | None = None):
+        """`device`: the one GPU that it sees; None: all that this process sees."""
+        self.job, self.claimed, self.device = job, claimed, device
         self.error_file = folder.processes / f"{job.name}.error.json"
         recipe = folder.processes / f"{job.name}.yaml"
         replace_file(recipe, folder.study.recipe(job).to_yaml().encode())
@@ -140,6 +146,8 @@ class Training:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, code))}
         if processes > 1:
             environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+        if device is not None:
+            environment[VISIBLE] = device
         self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115
         with open(folder.processes / f"{job.name}.out", "w") as output:
             self.process = subprocess.Popen(
@@ -162,6 +170,16 @@ class Training:
             replace_file(self.error_file, json.dumps(error, indent=1).encode())
         self.errors.close()
         self.claimed.close()
+
+
+def visible_devices(count: int, named: str | None) -> list[str]:
+    """The `count` GPUs that there are, as CUDA_VISIBLE_DEVICES names them where it is set."""
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
+def least_used(devices: Sequence[str], taken: Sequence[str | None]) -> str | None:
+    """Of the devices the first of those on which fewest of the `taken` lie; None where there is none."""
+    return min(devices, key=taken.count, default=None)
 
 
 def signal_name(code: int) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tandem.nn.init import DECAYED, HIDDEN, roles, width_ratio
 from tandem.recipe import Settings, UserError, did_you_mean, register
 
-
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tiny import STUDY, read, write
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from tandem.cli import main
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
+from tandem.comparison.study import Job
 from tandem.recipe import UserError
 from tandem.training.observers import CLOCK_KEYS
 
@@ -63,6 +66,30 @@ def whole(tmp_path_factory, small_corpus):
     out = finish(start(write(folder, small_corpus, TRIED), folder, "--processes", "2"))
     assert "run 6 of 6" in out and "report" in out
     return folder / "tiny"
+
+
+def test_runs_beside_each_other_are_dealt_to_the_gpus_that_are_visible():
+    assert runner.visible_devices(3, None) == ["0", "1", "2"]
+    assert runner.visible_devices(2, "5,GPU-7,9") == ["5", "GPU-7"]
+    assert runner.visible_devices(0, "") == runner.visible_devices(0, None) == []
+    taken: list[str | None] = []
+    for _ in range(5):
+        taken.append(runner.least_used(["4", "6"], taken))
+    assert taken == ["4", "6", "4", "6", "4"]
+    assert runner.least_used(["4", "6"], ["4", "4", "6"]) == "6"
+    assert runner.least_used([], []) is None
+
+
+@pytest.mark.parametrize(("device", "seen"), [("6", "6"), (None, "2,6")])
+def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, seen):
+    given = {}
+    monkeypatch.setenv(runner.VISIBLE, "2,6")
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"]))
+    recipe = SimpleNamespace(to_yaml=lambda: "seed: 1\n")
+    folder = SimpleNamespace(study=SimpleNamespace(recipe=lambda job: recipe), processes=tmp_path, runs=tmp_path)
+    job = Job("deep", 1, None, trial=False)
+    runner.Training(cast(StudyFolder, folder), job, open(os.devnull), 2, device).errors.close()  # noqa: SIM115
+    assert given[runner.VISIBLE] == seen
 
 
 @pytest.mark.slow
