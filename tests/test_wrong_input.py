@@ -5,9 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tandem.cli import main
+from tandem.comparison import trained as trained_module
+from tandem.comparison.pretrain import result_page
+from tandem.comparison.trained import open_model, open_trained
+from tandem.training.device import Choice
+from tandem.training.folder import RunFolder
 
 SMALL = ["budget=6 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "sampling.tokens=3"]
 
@@ -147,6 +153,32 @@ def test_a_run_that_is_not_there(run):
 )
 def test_options_of_another_way_to_evaluate(options, message):
     refused(tandem("evaluate", "nowhere", *options), message)
+
+
+def test_printed_commands_can_be_typed(run):
+    moved = RunFolder(Path(shutil.move(run, run.parent / "two words" / "mine")))
+    assert (
+        f"tandem generate '{moved.path}' 'Once"
+        in result_page(moved, json.loads((moved.path / "result.json").read_text()))[-1]
+    )
+    shutil.rmtree(moved.checkpoints)
+    cure = f"tandem train '{moved.recipe}' --run mine --runs '{moved.path.parent}'"
+    refused(tandem("evaluate", moved.path), "no checkpoint yet", cure)
+
+
+def test_a_run_is_opened_where_its_device_is_not_and_without_its_optimiser(run, tmp_path):
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("device: auto", "device: cuda"))
+    done = tandem("export", run, tmp_path / "model")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["recipe"]["training"]["device"] == "cuda"
+    assert not open_trained(run).optimiser.state_dict()["state"]
+
+
+def test_an_exported_model_is_opened_on_the_device_that_a_run_takes(run, monkeypatch):
+    monkeypatch.setattr(trained_module, "choose_device", lambda config: Choice(torch.device("meta"), "a test"))
+    network, _ = open_model(run / "model")
+    assert {parameter.device.type for parameter in network.parameters()} == {"meta"}
 
 
 def test_the_folder_of_another_recipe(run, small_corpus):

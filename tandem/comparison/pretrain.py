@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -342,4 +343,6 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]
     said += [f"{'sample':<11} {noted(note, (prompt + text).strip())}" for prompt, text in result["samples"]]
     said += [f"{title:<11} {path}" for title, path in paths.items()]
-    return said if note else [*said, f"{'go on':<11} tandem generate {folder.path} 'Once upon a time'"]
+    if note:
+        return said
+    return [*said, f"{'go on':<11} tandem generate {quote(str(folder.path))} 'Once upon a time'"]

@@ -6,6 +6,7 @@ Finished runs and runs still in training serve alike, by their last checkpoint; 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 
 from tandem.comparison.plots import picture
-from tandem.comparison.pretrain import as_record, go_on, in_words, noted, planned, prepared
+from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import given_stores, scored, text_stores
@@ -26,8 +27,10 @@ from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered
 from tandem.training import checkpoint
+from tandem.training.device import Training, choose_device
 from tandem.training.display import TERMINAL, progress_bar, say
 from tandem.training.folder import RunFolder, replace_file
+from tandem.training.progress import Progress
 from tandem.training.run import Run
 
 
@@ -37,9 +40,13 @@ def open_trained(path: Path, unfinished: bool = False) -> Run:
     Raises: UserError where it has none yet, or one that is no language model yet, unless `unfinished` is taken, too.
     """
     folder = RunFolder.open(path)
-    if not checkpoint.standing(folder.checkpoints):
-        raise UserError(f"{path}: no checkpoint yet; train it first: tandem train {folder.recipe} --run {path.name}")
-    run = go_on(folder, planned(folder, load(str(folder.recipe))))
+    last = checkpoint.latest(folder.checkpoints)
+    if last is None:
+        again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
+        raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
+    # A run that was trained on a GPU opens where there is none.
+    run = planned(folder, load(str(folder.recipe), [] if torch.cuda.is_available() else ["training.device=auto"]))
+    run.progress = Progress(**checkpoint.restore(last, run.network))
     if run.note and not unfinished:
         raise UserError(
             f"{path}: step {run.progress.step:,} of {run.steps:,} is no language model yet: it has read {run.note}; "
@@ -51,7 +58,8 @@ def open_trained(path: Path, unfinished: bool = False) -> Run:
 def open_model(path: Path, unfinished: bool = False) -> tuple[Network, Tokenizer]:
     """Network and tokenizer of a run's folder, or of an exported model's."""
     if (path / CONFIG).is_file():
-        return load_exported(path)
+        network, tokenizer = load_exported(path)
+        return network.to(choose_device(Training.Config()).value), tokenizer
     run = open_trained(path, unfinished)
     return run.network, run.corpus.tokenizer
 
@@ -185,5 +193,6 @@ def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; export to a new folder")
     run = open_trained(path, unfinished)
-    export(run.network, run.corpus.tokenizer, run.recipe.values, folder)
+    recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
+    export(run.network, run.corpus.tokenizer, recipe.values, folder)
     return f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
