@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,14 @@ def test_a_wrong_recipe(tmp_path, monkeypatch, small_corpus, overrides, words):
     if any(word.startswith("corpus.tokenizer") for word in overrides):
         given = [word for word in given if not word.startswith("corpus.vocabulary")]
     refused(tandem("train", "decoder/tiny", *SMALL, *given, *overrides), *words)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("option", "extra"), [("log.wandb=mine", "wandb"), ("log.tensorboard=true", "tensorboard")])
+def test_a_log_whose_package_is_not_installed(tmp_path, monkeypatch, small_corpus, option, extra):
+    monkeypatch.setitem(sys.modules, extra, None)
+    done = tandem("train", "decoder/tiny", "--runs", tmp_path / "runs", *SMALL, *small_corpus, option)
+    refused(done, f"{extra} is not installed; pip install 'tandem-lm[{extra}]'")
     assert not (tmp_path / "runs").exists()
 
 

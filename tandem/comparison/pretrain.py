@@ -45,6 +45,7 @@ def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any]
     """
     TERMINAL.quiet = not ranks.is_first
     # What can be refused is refused before a folder is made.
+    ranks.first(lambda: Log.require(recipe.log))
     run = None if ranks.first(path.exists) else require_samples(built(recipe, None, ranks, fresh=True))
     with ranks.together():
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)

@@ -28,7 +28,7 @@ from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.study import Job, Study
 from tandem.comparison.table import plain
-from tandem.recipe import UserError
+from tandem.recipe import UserError, require
 from tandem.training.display import TERMINAL, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
 from tandem.training.health import NotFinite, Stopped, StopRequest
@@ -57,6 +57,7 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
 
     Raises: UserError where the folder holds another study; Failed, after all else is done; StudyStopped.
     """
+    require("scipy", "statistics")  # for the report: better told before anything is trained
     folder = StudyFolder(study, path)
     folder.open()
     for job in folder.jobs():

@@ -35,7 +35,7 @@ from tandem.recipe import UserError
 from tandem.training.checkpoint import write_durably
 
 LOCK = ".lock"
-MAY_DIFFER = ("checkpoint.", "sampling.", "training.parallel")
+MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel")
 """Keys that say where a process stops, what it leaves and what it holds, not what the run is."""
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pydantic import Field
 
-from tandem.recipe import Settings, register
+from tandem.recipe import Settings, register, require
 from tandem.training.display import Display
 from tandem.training.folder import RunFolder
 from tandem.training.sinks import JsonLines, Record, Sink, TensorBoard, WandB
@@ -84,6 +84,14 @@ class Log:
             self.sinks.append(TensorBoard(folder.tensorboard, step))
         if config.wandb:
             self.sinks.append(WandB(folder, config.wandb))
+
+    @staticmethod
+    def require(config: Config) -> None:
+        """Raises: UserError where what it writes to is not installed."""
+        if config.tensorboard:
+            require("tensorboard", "tensorboard")
+        if config.wandb:
+            require("wandb", "wandb")
 
     def after_step(self, step: Step) -> None:
         self.write({"kind": "step", **asdict(step)})

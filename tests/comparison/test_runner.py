@@ -92,6 +92,14 @@ def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, see
     assert given[runner.VISIBLE] == seen
 
 
+def test_what_the_report_needs_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, small_corpus):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setattr(runner, "_work", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(UserError, match=r"pip install 'tandem-lm\[statistics\]'"):
+        runner.compare(read(tmp_path, small_corpus), tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
 @pytest.mark.slow
 def test_cut_off_three_times_and_finished_by_two_commands_it_is_the_same_study(whole, tmp_path, small_corpus):
     study, folder = write(tmp_path, small_corpus, TRIED), tmp_path / "tiny"
