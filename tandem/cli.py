@@ -230,7 +230,7 @@ def compare(
 @main.command()
 def evaluate(
     run: RunPath,
-    overrides: Annotated[list[str] | None, typer.Argument(help="probe.KEY=VALUE, options of the probe.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show PROBE` lists them.")] = None,
     documents: Annotated[
         int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
     ] = None,
@@ -255,7 +255,7 @@ def evaluate(
     from tandem.recipe import UserError
 
     mode = "--probe" if probe else "--tasks" if tasks is not None else "neither --probe nor --tasks"
-    other = {"--probe": ["probe.KEY=VALUE"], "--tasks": ["--limit", "--rows"]}
+    other = {"--probe": ["KEY=VALUE"], "--tasks": ["--limit", "--rows"]}
     taken = other.get(mode, ["--documents", "--texts"])
     given = {"--tasks": tasks, "--documents": documents, "--texts": texts, "--limit": limit, "--rows": rows}
     if spare := [option for option, value in given.items() if value and option not in (mode, *taken)]:
@@ -309,11 +309,11 @@ def generate(
 @main.command()
 def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
-    run: Annotated[Path, typer.Argument(help="Folder of a run; of coordinate_check also a recipe.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run; a recipe where no weights are looked at.")],
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
     unfinished: Unfinished = False,
 ) -> None:
-    """Look inside a trained network; numbers and picture go to RUN/analysis."""
+    """Look inside a trained network; numbers and picture go to RUN/analysis, those of a recipe to ./analysis."""
     _fill()
     from tandem.comparison import trained
 

@@ -232,6 +232,7 @@ def test_exporting_over_something(run, tmp_path):
     (tmp_path / "there" / "precious.txt").write_text("mine")
     refused(tandem("export", run, tmp_path / "there"), "not empty")
     assert (tmp_path / "there" / "precious.txt").read_text() == "mine"
+    refused(tandem("export", run, tmp_path / "there" / "precious.txt"), "precious.txt: a file; export to a new folder")
 
 
 @pytest.mark.parametrize(

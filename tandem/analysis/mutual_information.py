@@ -42,6 +42,7 @@ class MutualInformation(Analysis):
     """Information that a token of the training text has of a later one, by distance, and a power law through it."""
 
     asks = "embed"
+    trained = False
 
     class Config(Settings):
         tokens: int = Field(2_000_000, ge=1000)

@@ -16,6 +16,8 @@ from tandem.recipe import Recipe, UserError
 from tandem.training.display import Told, progress_bar
 from tandem.training.run import Run
 
+HELD_OUT = "held-out text"
+
 
 def text_stores(recipe: Recipe, corpus: Corpus) -> dict[str, Store]:
     """The recipe's evaluation.texts by name, prepared where they are not yet."""
@@ -40,6 +42,9 @@ def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[s
 def prepared_texts(
     recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str
 ) -> dict[str, Store]:
+    """The texts as stores; `prefix` and a name are what a message calls one."""
+    if HELD_OUT in texts:
+        raise UserError(f"{prefix}{HELD_OUT}: that is what the run's own text is called; take another name")
     stores = {}
     for name, paths in texts.items():
         with progress_bar(f"preparing {name}", DownloadColumn()) as progress:

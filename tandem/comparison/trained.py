@@ -17,7 +17,7 @@ from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import given_stores, scored, text_stores
+from tandem.comparison.texts import HELD_OUT, given_stores, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
 from tandem.evaluation.task_files import read_tasks
@@ -69,7 +69,7 @@ def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), unfin
     run = open_trained(path, unfinished)
     stores = text_stores(run.recipe, run.corpus) | given_stores(run.recipe, run.corpus, given)
     found = {}
-    for name, store in {"held-out text": run.corpus.validation, **stores}.items():
+    for name, store in {HELD_OUT: run.corpus.validation, **stores}.items():
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found[name] = scored(run, store, documents, split, progress)
@@ -92,7 +92,7 @@ def probe(path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool
     if name not in probes:
         known = f"probes: {', '.join(probes)}" if probes else "none is registered"
         raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
-    config = configure("probe", name, overrides)
+    config = configure("probe", name, _under("probe", overrides))
     run = open_trained(path, unfinished)
     with torch.no_grad():
         found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
@@ -145,7 +145,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     cls: Any = known[name]
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
-    config = configure("analysis", name, [f"analysis.{option}" for option in options if option not in overrides])
+    config = configure("analysis", name, _under("analysis", [o for o in options if o not in overrides]))
     if not takes_recipe:
         run, folder = open_trained(path, unfinished), path / "analysis"
     else:
@@ -172,6 +172,11 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
     return "\n".join([*said, f"{'record':<20} {folder / name}.json", f"{'picture':<20} {folder / name}.png"])
 
 
+def _under(kind: str, options: Sequence[str]) -> list[str]:
+    """Options of one kind, written with its name before them or without."""
+    return [f"{kind}.{option.removeprefix(f'{kind}.')}" for option in options]
+
+
 def converted(path: Path, overrides: list[str]) -> Recipe:
     """The recipe of the run in `path` for the network that wraps its own and starts as the same function.
 
@@ -190,6 +195,8 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 
 def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:
     """Exports the run in `path` to a new `folder`. Raises: UserError where there is something already."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: a file; export to a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; export to a new folder")
     run = open_trained(path, unfinished)

@@ -68,6 +68,16 @@ def test_a_stream_without_a_present_loss_has_no_ratios(runs, small_corpus):
     assert set(streams["predictions"]["mean"]) == {None} and any(streams["inputs"]["mean"])
 
 
+def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, monkeypatch):
+    pytest.importorskip("scipy")
+    monkeypatch.chdir(tmp_path)
+    options = ["resamples=0", "longest=16", "analysis.classes=32"]
+    done = tandem("analyse", "mutual_information", "decoder/tiny", *options, *small_corpus)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "analysis/decoder-tiny/mutual_information.json").read_text())
+    assert len(record["information"]) == 16 and record["options"]["classes"] == 32
+
+
 def refused(done, *words):
     assert done.exit_code == 2 and "Traceback" not in done.stderr, done.output
     for word in words:
@@ -91,6 +101,7 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs):
         del _registry["analysis"]["asking"]
     refused(tandem("analyse", "gradient_role", runs / "sps"), "no such analysis; did you mean gradient_roles?")
     refused(tandem("analyse", "state_window", runs / "sps", "windw=3"), "did you mean analysis.window?")
+    refused(tandem("analyse", "state_window", runs / "sps", "analysis.windw=3"), "did you mean analysis.window?")
     refused(tandem("analyse", "state_window", runs / "nowhere"), "no run here")
     refused(tandem("analyse", "state_window", runs / "sps", "tokens=40", "window=39"), "it cuts nothing of 40 tokens")
     refused(tandem("analyse", "state_window", runs / "sps", "tokens=100000"), "no document has the 100001 tokens")

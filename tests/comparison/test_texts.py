@@ -65,6 +65,7 @@ def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path
     ("given", "message"),
     [
         ("poems", "--texts poems: write NAME=PATH"),
+        ("held-out text=x.txt", "--texts held-out text: that is what the run's own text is called"),
         ("books=x.txt", "--texts books=x.txt: the run has a text books already"),
         ("poems=nowhere.txt", '--texts poems = "nowhere.txt": no such text found'),
     ],

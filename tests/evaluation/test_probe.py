@@ -66,6 +66,7 @@ def test_probes_are_shown(counting):
     [
         (["--probe", "countin"], "--probe countin: no such probe; did you mean counting? probes: counting"),
         (["--probe", "counting", "probe.words=0"], "probe.words = 0: must be a whole number >= 1"),
+        (["--probe", "counting", "words=0"], "probe.words = 0: must be a whole number >= 1"),
         (["--probe", "counting", "probe.word=2"], "did you mean probe.words?"),
         (["words=0"], "words=0: options are those of a probe; name it with --probe"),
     ],
