@@ -95,6 +95,15 @@ def test_show_lists_what_there_is(command):
     assert all(name in out for name in recipes())
 
 
+def test_show_lists_what_cannot_be_read(command, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "odd.yaml").write_bytes(b"# \xff\n")
+    (tmp_path / "recipes" / "gone.yaml").symlink_to("nowhere.yaml")
+    code, out, _ = command("show")
+    assert code == 0 and "\n  odd " in out and "\n  gone\n" in out
+    assert "gone.yaml  cannot be read: No such file" in command("show", "gone")[2]
+
+
 def test_show_explains_a_choice_and_a_recipe(command):
     assert "network.depth = 2  a whole number >= 1\n    Number of blocks." in command("show", "decoder")[1]
     _, out, _ = command("show", "mine.yaml", "network.depth=3")
@@ -115,6 +124,10 @@ def test_show_mask_draws_a_network_or_that_of_a_recipe(command, what):
     ("args", "line"),
     [
         (["show", "decodr"], "decodr: nothing has this name; did you mean decoder? `tandem show` lists what there is"),
+        (
+            ["show", "demo"],
+            "demo: nothing has this name; did you mean studies/demo? `tandem show` lists what there is",
+        ),
         (["show", "none.yaml"], '"none.yaml": no such recipe; did you mean mine.yaml? `tandem show` lists them'),
         (["show", "mine.yaml", "seed=-1"], "override  seed = -1: must be a whole number >= 0"),
         (["show", "mask"], "show mask : needs a network or a recipe; networks: decoder"),

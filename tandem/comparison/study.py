@@ -59,6 +59,8 @@ from tandem.recipe.resolve import resolve
 RATE = "optimiser.lr"
 POINTS = 20
 """Of the curve of each run, where its recipe says nothing."""
+KEYS = ("extends", "grid")
+"""Of the file of a study, read elsewhere (recipe/document.py, grid.py)."""
 JUDGED = ("evaluation.documents", "evaluation.final_documents", "evaluation.prefix")
 """On how much of the text runs are judged."""
 
@@ -207,7 +209,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
     """The study that the trees of its files make with those above. Raises: UserError with a line for each problem."""
     tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
     tree = Node(tree.value, files[-1].origin)
-    keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems)
+    keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems, KEYS)
     if isinstance(keys, Keys):
         for place, reason in _contradictions(keys, tree):
             problems.add(_at(tree, place).origin, f"{'.'.join(place)}{reason}")
@@ -298,8 +300,8 @@ def _require_one_text(study: Study) -> None:
 
 
 def _is_text(key: str) -> bool:
-    """Whether a key decides which tokens are read. How these are cut into sentences changes none of them."""
-    return key.startswith("corpus.") and not key.startswith("corpus.sentences")
+    """Whether a key decides which tokens are read. Where they are kept and how sentences are cut changes none."""
+    return key.startswith("corpus.") and not key.startswith(("corpus.folder", "corpus.sentences"))
 
 
 # The file as a tree ----------------------------------------------------------------------------------------------

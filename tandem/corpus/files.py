@@ -170,7 +170,9 @@ def parts_of(text: Text) -> list[str]:
 def checked(value: Any, where: str) -> Text:
     """A value read somewhere, if it is a document. Raises: UserError that begins with `where` unless it is."""
     if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
-        raise UserError(f"{where} holds {str(json.dumps(value, default=str))[:40]}, not a text")
+        raise UserError(
+            f"{where} holds {str(json.dumps(value, default=str))[:40]}, not a text; leave it out, or name another field"
+        )
     try:
         for part in parts_of(value):
             part.encode()

@@ -81,5 +81,5 @@ class Hub:
                 self.repository, self.config, split=self.split, revision=self.revision, streaming=True
             )
         except (OSError, ValueError) as error:  # no network; no such data set, configuration or split
-            first = str(error).strip().splitlines()[0]
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{self.name}: can not be opened: {first}") from error

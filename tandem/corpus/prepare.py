@@ -13,6 +13,7 @@ their order. Cost: encoding time; memory is a few batches, whatever the size of 
 """
 
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -157,7 +158,7 @@ def prepare_texts(
 def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
     """Where texts lie once prepared: their first source's name, and a hash of all that decides the contents."""
     name = re.sub(r"\W+", "-", Path(parts[0].source.name).name.split(".")[0]).strip("-") or "corpus"
-    return Path(config.folder) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
+    return Path(os.path.expanduser(config.folder)) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
 
 
 def _check(parts: list[Part]) -> None:
@@ -202,7 +203,7 @@ def write(
         if not writer.documents:
             raise UserError(
                 f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
-                "give more documents, another share, or other texts as corpus.validation"
+                "give more documents (a text file is one), another share, or other texts as corpus.validation"
             )
         writer.close([part.source.name for part in by_side[side]])
     for number, name in enumerate(shares):

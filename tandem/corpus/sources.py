@@ -11,6 +11,7 @@ parquet files.
 """
 
 import glob
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,11 +52,13 @@ def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
 
 
 def _files(key: str, name: str) -> list[Path]:
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
+    elif path.is_file():
+        files = [path]
     else:
-        files = [path] if path.is_file() else [Path(p) for p in sorted(glob.glob(name, recursive=True))]
+        files = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
     if not files:
         raise UserError(f'{key} = "{name}": no such text found; {ALLOWED}')
     for file in files:

@@ -243,5 +243,5 @@ def unmade(folder: Path) -> Iterator[Path | None]:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        cure = "where the disk is full, make room; then start the same command again"
+        cure = "name another corpus.folder, or where the disk is full make room, and start the same command again"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ class Tokenizer:
         inner.no_padding()
         inner.no_truncation()
         ids = inner.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise UserError("corpus.tokenizer: its vocabulary is empty; take another, or bpe, which is trained here")
         end = next((name for name in DOCUMENT_ENDS if name in ids), DOCUMENT_ENDS[0])
         inner.add_special_tokens([end])  # one that is there keeps its id
         inner.encode_special_tokens = True  # spelled out in a text, they are text
@@ -165,7 +168,7 @@ class Tokenizer:
 
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer that a recipe names: "bytes", a `tokenizer.json`, or a folder with one or with GPT-2's files."""
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if name == "bytes":
         return Tokenizer.of_bytes()
     if path.is_file():

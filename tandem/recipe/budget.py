@@ -9,7 +9,7 @@ _UNITS = {  # singular, as written -> unit, how many of it
     **{"token": ("tokens", 1), "flop": ("flops", 1), "second": ("seconds", 1), "step": ("steps", 1)},
     **{"minute": ("seconds", 60), "hour": ("seconds", 3600)},
 }
-_EXAMPLE = 'write "5e9 tokens" (units: tokens, flops, seconds, steps)'
+_EXAMPLE = 'write "5e9 tokens" (units: tokens, flops, seconds, minutes, hours, steps)'
 
 
 @dataclass(frozen=True)

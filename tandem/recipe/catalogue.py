@@ -58,7 +58,8 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
     found = [(kind, registered(kind)[name]) for kind in KINDS if name in registered(kind)]
     if not found:
         known = [*KINDS, *recipes(), *(choice for kind in KINDS for choice in registered(kind))]
-        raise UserError(f"{name}: nothing has this name; {did_you_mean(name, known)}`tandem show` lists what there is")
+        near = did_you_mean(next((other for other in known if other.endswith(f"/{name}")), name), known)
+        raise UserError(f"{name}: nothing has this name; {near}`tandem show` lists what there is")
     return "\n\n".join(_explain_class(kind, name, cls) for kind, cls in found)
 
 
@@ -97,9 +98,12 @@ def _first_line(cls: Any) -> str:
 
 
 def _comment(path: Path) -> str:
-    """The first line of a recipe, where it is a comment."""
-    with path.open(encoding="utf-8") as lines:
-        first = lines.readline()
+    """The first line of a recipe, where it is a comment; what is wrong with a file is told when it is loaded."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            first = lines.readline()
+    except OSError:
+        return ""
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 

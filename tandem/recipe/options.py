@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,8 +18,13 @@ RECIPE = "a recipe"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
-def read_options(config: type[Settings], kind: str, name: str, node: Node, problems: Problems) -> Settings | None:
-    """The options of choice `name` in section `kind`, or None. Without a kind they are the recipe's own."""
+def read_options(
+    config: type[Settings], kind: str, name: str, node: Node, problems: Problems, beside: Sequence[str] = ()
+) -> Settings | None:
+    """The options of choice `name` in section `kind`, or None. Without a kind they are the recipe's own.
+
+    `beside` are further keys that may stand here and are read elsewhere.
+    """
     count = len(problems)
     expanded = _expand(node, kind, problems)
     try:
@@ -27,7 +32,7 @@ def read_options(config: type[Settings], kind: str, name: str, node: Node, probl
         settings = config.model_validate_json(json.dumps(expanded))
     except ValidationError as invalid:
         for error in invalid.errors(include_url=False):
-            problems.add(*_explain(error, config, kind, name, node))
+            problems.add(*_explain(error, config, kind, name, node, beside))
         return None
     return settings if len(problems) == count else None
 
@@ -81,15 +86,16 @@ def _substituted(text: str) -> str:
     return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)
 
 
-def _explain(error: Any, config: type[Settings], kind: str, name: str, node: Node) -> tuple[Origin, str]:
+def _explain(
+    error: Any, config: type[Settings], kind: str, name: str, node: Node, beside: Sequence[str]
+) -> tuple[Origin, str]:
     """One line for a pydantic error: key, value, what is wrong, what is allowed, what was meant."""
     field, key = FieldInfo.from_annotation(config), kind
     for part in error["loc"]:
         inner, below = part_of(field.annotation, part), node.at(part)
         if inner is None and below and error["type"] == "extra_forbidden":
             owner = settings_in(field.annotation)
-            takes = [*owner.model_fields] if owner else []
-            takes = takes if kind or name != RECIPE else ["extends", *takes, *filter(registered, SECTIONS)]
+            takes = [*(owner.model_fields if owner else []), *(beside if owner is config else [])]
             reason = f"no such key; {_meant(part, kind, name, key, takes)}"
             reason += f"{name if key == kind else key} takes {', '.join(takes)}"
             return below.origin, f"{join(key, part)} = {shown(below.plain())}: {reason}"

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Run(Settings):
     seed: int = Field(1337, ge=0)
     """Decides the initial weights, the order of the documents and every other draw."""
     budget: str
-    """What training may spend, such as 5e9 tokens (units: tokens, flops, seconds, steps)."""
+    """What training may spend, such as 5e9 tokens (units: tokens, flops, seconds, minutes, hours, steps)."""
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -129,7 +129,7 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
     if not kinds:
         raise RuntimeError("nothing is registered; import tandem.networks and the other parts before loading a recipe")
     own = Node({key: node for key, node in tree.value.items() if key not in kinds}, tree.origin)
-    _keep("", RECIPE, Run, own, recipe, problems)
+    _keep("", RECIPE, Run, own, recipe, problems, ["extends", *kinds])
     for kind in kinds:
         _read_section(kind, tree.at(kind) or Node({}, tree.origin), recipe, problems)
     for cls in recipe.choices.values():
@@ -189,8 +189,16 @@ def _read_section(kind: str, node: Node, recipe: Recipe, problems: Problems) -> 
     _keep(kind, name, classes[name].Config, Node(options, node.origin), recipe, problems)
 
 
-def _keep(kind: str, name: str, config: type[Settings], node: Node, recipe: Recipe, problems: Problems) -> None:
-    settings = read_options(config, kind, name, node, problems)
+def _keep(
+    kind: str,
+    name: str,
+    config: type[Settings],
+    node: Node,
+    recipe: Recipe,
+    problems: Problems,
+    beside: Sequence[str] = (),
+) -> None:
+    settings = read_options(config, kind, name, node, problems, beside)
     if settings is None:
         return
     recipe.settings[kind or "run"] = settings

@@ -91,10 +91,14 @@ class RunFolder:
             raise
         return folder
 
+    @property
+    def text(self) -> list[str] | None:
+        """Fingerprints of the stores that this run was planned with; None: it has no plan yet."""
+        return json.loads(self.plan.read_bytes()).get("corpus") if self.plan.exists() else None
+
     def require_text(self, fingerprints: list[str]) -> None:
         """Raises: UserError where this run was planned with another text than that of these stores."""
-        plan = json.loads(self.plan.read_bytes()) if self.plan.exists() else {}
-        if plan.get("corpus", fingerprints) != fingerprints:
+        if self.text not in (None, fingerprints):
             raise UserError(
                 f"{self.path}: was trained on other tokens than its texts give now: these, or the tokenizer trained on "
                 "them, have changed. Bring them back, or begin another run"

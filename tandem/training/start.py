@@ -32,9 +32,12 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     path = recipe.start.run
     if path is None:
         return
-    folder = RunFolder.open(path)
+    try:
+        folder = RunFolder.open(path)
+    except UserError as error:
+        raise UserError(f"start.run = {error}") from error
     theirs = load(str(folder.recipe))
-    if theirs.values["corpus"] != recipe.values["corpus"]:
+    if theirs.values["corpus"] != recipe.values["corpus"] and folder.text != corpus.fingerprints:
         raise UserError(f"start.run = {path}: trained on another corpus; give this run the corpus of {folder.recipe}")
     folder.require_text(corpus.fingerprints)
     last = checkpoint.latest(folder.checkpoints)

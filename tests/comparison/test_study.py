@@ -66,6 +66,12 @@ def test_its_values_lie_over_those_of_the_recipe_and_under_those_of_the_arm(tmp_
     assert wide.evaluation.every == deep.evaluation.every == 7
 
 
+def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
+    text = STUDY.replace("wide: {network.depth: 1}", "wide: {corpus.folder: elsewhere}")
+    study = read(tmp_path, small_corpus, text=text)
+    assert study.arms["wide"]["corpus.folder"] == "elsewhere"
+
+
 @pytest.mark.parametrize(
     ("written", "instead_of", "line"),
     [
@@ -81,6 +87,7 @@ def test_its_values_lie_over_those_of_the_recipe_and_under_those_of_the_arm(tmp_
             "tiny.yaml:18  seeds = []: must be a list, each item a whole number >= 0 of length",
         ),
         ("seed: [1]", "seeds: [1]", "tiny.yaml:18  seed = [1]: no such key; did you mean seeds? a study takes title"),
+        ("gird: {}", "", "gird = {}: no such key; did you mean grid? a study takes title"),
         ("budget: 3 Gt", "budget: 30 steps", 'tiny.yaml:19  budget = "3 Gt": unknown unit "Gt"; write "5e9 tokens"'),
         ("", "budget: 30 steps", "budget: required: what each run may spend"),
         ("rates: [1e-3]", "", "tiny.yaml:20  rates = [0.001]: one is no choice"),

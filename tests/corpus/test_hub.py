@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_rows_of_a_configuration_and_split_are_streamed(local):
 def test_what_is_not_there_is_named(local, name, field, said):
     with pytest.raises(UserError, match=said):
         read(name, field)
+
+
+def test_an_error_without_words_is_called_by_its_kind(monkeypatch):
+    def fail(*_, **__):
+        raise ValueError
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fail))
+    with pytest.raises(UserError, match="hf:own/tiny: can not be opened: ValueError"):
+        read("hf:own/tiny")
 
 
 def test_a_corpus_is_prepared_from_the_hub_and_named_by_what_was_asked(local, tmp_path):

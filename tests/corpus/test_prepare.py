@@ -192,7 +192,9 @@ def test_a_bad_text_is_refused_also_while_a_tokenizer_is_trained(config, texts):
 
 def test_a_side_without_documents_is_refused(config, tmp_path):
     (tmp_path / "one.txt").write_text("The only document.")
-    with pytest.raises(UserError, match=r"no document is left for (train|validation), of 1; give more documents"):
+    with pytest.raises(
+        UserError, match=r"no document is left for (train|validation), of 1; give more documents \(a text file is one\)"
+    ):
         prepare(config(texts=str(tmp_path / "one.txt")))
 
 

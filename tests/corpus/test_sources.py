@@ -32,6 +32,13 @@ def test_folders_globs_and_files_yield_their_documents_in_order(folder):
     assert texts_of(folder / "**" / "*.jsonl.gz", field="body") == ["other", "one"]
 
 
+def test_a_glob_passes_folders_over_and_a_tilde_is_the_home(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "b.txt").mkdir()
+    assert texts_of("~/*.txt") == texts_of(folder / "*.txt") == ["first\r\nünd"]
+    assert texts_of("~/b") == ["second", "third"]
+
+
 def test_progress_ends_at_the_size_of_the_source(folder):
     for source in find_sources("corpus.texts", [str(folder)], "text"):
         done = [done for _, done in source.read()]
@@ -72,7 +79,7 @@ def test_documents_are_streamed(tmp_path):
         (b"{nope}", "not a JSON line"),
         (b'{"body": "x", "id": 1}', 'no field "text" in it (found: body, id)'),
         (b'["x"]', 'no field "text" in it (found: list)'),
-        (b'{"text": 7}', 'field "text" holds 7'),
+        (b'{"text": 7}', 'field "text" holds 7, not a text; leave it out'),
         (b'{"text": "\xff"}', "not a JSON line"),
         (b'{"text": "\\ud800"}', "not Unicode"),
     ],

@@ -128,6 +128,12 @@ def test_an_unknown_tokenizer_names_what_is_allowed(name):
         load_tokenizer(name)
 
 
+def test_an_empty_vocabulary_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizers.Tokenizer(models.BPE()).to_str())
+    with pytest.raises(UserError, match="its vocabulary is empty"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_damaged_tokenizer_file_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="not a tokenizer"):

@@ -7,8 +7,8 @@ from written import BODY, complaint, recipe
 
 from tandem.recipe import Settings, UserError, load, register
 
-UNITS = 'write "5e9 tokens" (units: tokens, flops, seconds, steps)'
-TAKES = "a recipe takes extends, seed, budget, corpus, network, objective, batch"
+UNITS = 'write "5e9 tokens" (units: tokens, flops, seconds, minutes, hours, steps)'
+TAKES = "a recipe takes seed, budget, extends, corpus, network, objective, batch"
 DECODER = "decoder takes depth, heads, width, head_width, rope"
 
 WRONG = {  # what: (written in the recipe, in place of what, the one line that tells it)
@@ -132,7 +132,7 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
         "seed: 1",
         "budget: 5e6 tokens",
         "mine.yaml  budget: required: text (What training may spend, such as 5e9 tokens "
-        "(units: tokens, flops, seconds, steps).)",
+        "(units: tokens, flops, seconds, minutes, hours, steps).)",
     ),
     "an unknown unit": (
         "budget: 5 Gt",

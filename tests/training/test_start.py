@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tandem.cli import main
 from tandem.comparison.trained import converted, open_trained
-from tandem.corpus import prepare
+from tandem.corpus import Corpus, prepare
 from tandem.recipe import UserError, load
 from tandem.testing.cases import pack, texts
 from tandem.training.folder import RunFolder
@@ -75,12 +75,21 @@ def test_the_control_goes_on_as_it_was(plain, small_corpus):
         assert torch.equal(run.network.state_dict()[name], value)
 
 
+def test_a_text_is_the_same_however_it_is_spelled(plain, small_corpus, texts):
+    spelled = [*small_corpus, f"corpus.texts=[{texts}/*.txt]", f"start.run={plain}"]
+    recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *spelled])
+    corpus = prepare(recipe.corpus)
+    Run(recipe, corpus, fresh=True)
+    with pytest.raises(UserError, match="trained on another corpus"):
+        start(Run(recipe, corpus).network, recipe, Corpus(corpus.validation, corpus.train))
+
+
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpus, tmp_path):
     for changes, words in (
         (["network.rope_base=500", *small_corpus], ["rope_base: 10000.0 there, 500.0 here"]),
         (["network.depth=2", *small_corpus], ["depth: 1 there, 2 here"]),
-        ([*small_corpus, "corpus.vocabulary=401"], ["another corpus"]),
-        ([*small_corpus, "start.run=nowhere"], ["no run here"]),
+        ([*small_corpus, "corpus.vocabulary=300"], ["another corpus"]),
+        ([*small_corpus, "start.run=nowhere"], ["start.run = nowhere: no run here"]),
     ):
         given = [*SMALL, "budget=3 steps", f"start.run={plain}", *changes]
         done = tandem("train", "decoder/tiny", "--run", "new", "--runs", tmp_path, *given)
