@@ -121,7 +121,11 @@ RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/fir
 
 
 @main.command("prepare")
-def prepare_text(recipe: str, overrides: Overrides = None) -> None:
+def prepare_text(
+    recipe: str,
+    overrides: Overrides = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Hold every byte of it against what was written.")] = False,
+) -> None:
     """Turn the text of a recipe into a prepared corpus; `train` does it too."""
     _fill()
     from tandem.comparison.pretrain import prepared
@@ -129,6 +133,8 @@ def prepare_text(recipe: str, overrides: Overrides = None) -> None:
 
     corpus = prepared(load(recipe, overrides or []))
     for store in (corpus.train, corpus.validation):
+        if verify:
+            store.verify()
         print(
             f"{store.folder}: {len(store):,} documents, {len(store.tokens):,} tokens, fingerprint {store.fingerprint}"
         )

@@ -144,6 +144,15 @@ def test_a_damaged_store(tmp_path, texts, damage):
     refused(tandem("prepare", "decoder/tiny", *given), str(store), "delete", "prepare")
 
 
+def test_a_changed_byte_of_a_store(tmp_path, texts):
+    given = [f"corpus.texts=[{texts}]", "corpus.tokenizer=bytes", f"corpus.folder={tmp_path}"]
+    assert tandem("prepare", "decoder/tiny", "--verify", *given).exit_code == 0
+    (store,) = tmp_path.glob("*/validation")
+    (store / "tokens.bin").write_bytes(b"!" + (store / "tokens.bin").read_bytes()[1:])
+    assert tandem("prepare", "decoder/tiny", *given).exit_code == 0
+    refused(tandem("prepare", "decoder/tiny", "--verify", *given), f"{store} is not a usable", "contents have changed")
+
+
 def test_a_run_that_is_not_there(run):
     for command in ("evaluate", "generate"):
         refused(tandem(command, run.parent / "yours"), "no run here", "mine")

@@ -68,7 +68,13 @@ class Grid:
 
 
 def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
-    """A grid, or a plain study, by name or path; arguments and errors as for `load_study`."""
+    """A grid, or a plain study, with the recipes of all its arms.
+
+    Args:
+        reference: a path, or a name such as shapes (studies/shapes among the recipes).
+        overrides: KEY=VALUE; a key of the study, or `section.key` of a recipe, which then holds for every arm.
+    Raises: UserError with one line for each problem.
+    """
     problems = Problems()
     path, files, asked = read_layers(reference, overrides, problems)
     grids = [layer.value.pop("grid") for layer in (*files, asked) if "grid" in layer.value]

@@ -186,19 +186,6 @@ class Study:
         return {arm: {k: recipes[arm].value(k) for k in recipes[arm].origins if k not in given} for arm in self.layers}
 
 
-def load_study(reference: str, overrides: Iterable[str] = ()) -> Study:
-    """Reads a study and the recipes of all its arms.
-
-    Args:
-        reference: a path, or a name such as shapes (studies/shapes among the recipes).
-        overrides: KEY=VALUE; a key of the study, or `section.key` of a recipe, which then holds for every arm.
-    Raises: UserError with one line for each problem.
-    """
-    problems = Problems()
-    path, files, asked = read_layers(reference, overrides, problems)
-    return study_of(path, files, [asked], problems)
-
-
 def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
     """Path of a study, the trees of its files, the most general first, and what is asked on top of them."""
     path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)

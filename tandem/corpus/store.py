@@ -8,7 +8,8 @@
     tokenizer.json   manifest.json                  what made it, and hashes of everything above
 
 Whatever else is known of the text is a further file of token offsets beside these (sentences.py): tokens are
-written once. Opening checks every size, which catches a copy cut short; `verify` reads every byte.
+written once. Opening checks every size, which catches a copy cut short; `tandem prepare RECIPE --verify`
+reads every byte.
 """
 
 import contextlib

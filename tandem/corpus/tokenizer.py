@@ -184,6 +184,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def content_hash(*contents: bytes | memoryview) -> str:
+    """32 hexadecimal digits that change with any of the contents."""
     digest = hashlib.blake2b(digest_size=16)
     for content in contents:
         digest.update(content)

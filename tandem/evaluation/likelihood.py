@@ -123,10 +123,6 @@ class Likelihood:
         return None if math.isnan(nats) else nats / self.tokens
 
     @property
-    def perplexity(self) -> float:
-        return math.exp(self.nll)
-
-    @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes
 

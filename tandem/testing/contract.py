@@ -39,6 +39,7 @@ EXACT, FLOAT = 1e-9, 1e-4
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    """Raises: AssertionError naming `what`, where shapes differ or values do by more than `tolerance`."""
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
     off = (actual - expected).abs().max().item() if actual.numel() else 0.0

@@ -60,6 +60,7 @@ def choose_device(config: Training.Config, local: int | None = None) -> Choice[t
 
 
 def choose_precision(config: Training.Config, device: torch.device) -> Choice[torch.dtype]:
+    """Of matrix products on this device, with the reason."""
     if config.precision != "auto":
         return Choice(getattr(torch, config.precision), "asked for")
     if device.type == "cuda":

@@ -5,7 +5,6 @@ from tiny import STUDY, read, write
 
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.grid import load_grid
-from tandem.comparison.study import load_study
 from tandem.recipe import UserError, recipes
 
 RATES = "rates: [1e-3, 4e-3]\n"
@@ -162,7 +161,7 @@ def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch
 
 
 def test_the_file_written_is_found_by_its_path(tmp_path, small_corpus):
-    assert load_study(str(write(tmp_path, small_corpus, name="mine"))).name == "mine"
+    assert load_grid(str(write(tmp_path, small_corpus, name="mine"))).name == "mine"
 
 
 def test_arms_may_cut_the_same_text_into_other_sentences(tmp_path, small_corpus):

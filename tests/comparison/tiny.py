@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tandem.comparison.study import load_study
+from tandem.comparison.grid import load_grid
 
 STUDY = """\
 title: Deep or wide
@@ -31,4 +31,4 @@ def write(folder: Path, small_corpus: list[str], text: str = STUDY, name: str = 
 
 
 def read(folder: Path, small_corpus: list[str], *overrides: str, text: str = STUDY):
-    return load_study(str(write(folder, small_corpus, text)), overrides)
+    return load_grid(str(write(folder, small_corpus, text)), overrides).cells[""]
