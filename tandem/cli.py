@@ -117,6 +117,7 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
 Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also from a phase that is no language model yet.")]
+AtStep = Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint to open; the last unless given.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
@@ -248,6 +249,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each task; all unless given.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Prompts of a task read at a time.")] = None,
     unfinished: Unfinished = False,
+    step: AtStep = None,
 ) -> None:
     """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe, or tasks.
 
@@ -267,13 +269,13 @@ def evaluate(
     if spare := [option for option, value in given.items() if value and option not in (mode, *taken)]:
         raise UserError(f"{', '.join(spare)}: evaluate with {mode} takes {', '.join(taken)}")
     if probe:
-        trained.probe(run, probe, overrides or [], unfinished=unfinished)
+        trained.probe(run, probe, overrides or [], unfinished=unfinished, step=step)
     elif overrides:
         raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
     elif tasks is not None:
-        trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished)
+        trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished, step=step)
     else:
-        print(trained.evaluate(run, documents, texts or [], unfinished=unfinished))
+        print(trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step))
 
 
 @main.command()
@@ -293,6 +295,7 @@ def generate(
     ] = False,
     rows: Annotated[int, typer.Option(min=1, help="Prompts served at a time; the texts do not depend on it.")] = 16,
     unfinished: Unfinished = False,
+    step: AtStep = None,
 ) -> None:
     """Go on with texts, streaming.
 
@@ -309,7 +312,7 @@ def generate(
         raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
     texts = read_prompts(file, as_json) if file is not None else prompts or [""]
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json)
+    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json, step)
 
 
 @main.command()
@@ -318,12 +321,13 @@ def analyse(
     run: Annotated[Path, typer.Argument(help="Folder of a run; a recipe where no weights are looked at.")],
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
     unfinished: Unfinished = False,
+    step: AtStep = None,
 ) -> None:
     """Look inside a trained network; numbers and picture go to RUN/analysis, those of a recipe to ./analysis."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.analyse(name, run, options or [], unfinished))
+    print(trained.analyse(name, run, options or [], unfinished, step))
 
 
 @main.command("import")
@@ -345,9 +349,9 @@ def import_model(
 
 
 @main.command()
-def export(run: RunPath, folder: Path, unfinished: Unfinished = False) -> None:
+def export(run: RunPath, folder: Path, unfinished: Unfinished = False, step: AtStep = None) -> None:
     """Write a run's model as a folder that transformers reads, with or without Tandem."""
     _fill()
     from tandem.comparison import trained
 
-    print(trained.write_model(run, folder, unfinished))
+    print(trained.write_model(run, folder, unfinished, step))

@@ -1,6 +1,7 @@
 """A run, opened for use: scored again, asked for text, analysed, exported.
 
-Finished runs and runs still in training serve alike, by their last checkpoint; an exported model generates, too.
+Finished runs and runs still in training serve alike, by their last checkpoint, or by that of a step; an exported model
+generates, too.
 """
 
 import json
@@ -34,13 +35,16 @@ from tandem.training.progress import Progress
 from tandem.training.run import Run
 
 
-def open_trained(path: Path, unfinished: bool = False) -> Run:
-    """The run in `path` at its last checkpoint.
+def open_trained(path: Path, unfinished: bool = False, step: int | None = None) -> Run:
+    """The run in `path` at its last checkpoint, or at that of `step`.
 
-    Raises: UserError where it has none yet, or one that is no language model yet, unless `unfinished` is taken, too.
+    Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` is taken, too.
     """
     folder = RunFolder.open(path)
-    last = checkpoint.latest(folder.checkpoints)
+    last = checkpoint.latest(folder.checkpoints, step)
+    if last is None and (others := checkpoint.standing(folder.checkpoints)):
+        there = ", ".join(str(checkpoint.step_of(other)) for other in others)
+        raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")
     if last is None:
         again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
         raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
@@ -55,18 +59,22 @@ def open_trained(path: Path, unfinished: bool = False) -> Run:
     return run
 
 
-def open_model(path: Path, unfinished: bool = False) -> tuple[Network, Tokenizer]:
+def open_model(path: Path, unfinished: bool = False, step: int | None = None) -> tuple[Network, Tokenizer]:
     """Network and tokenizer of a run's folder, or of an exported model's."""
     if (path / CONFIG).is_file():
+        if step is not None:
+            raise UserError(f"{path}: an exported model is of one step; --step is for runs")
         network, tokenizer = load_exported(path)
         return network.to(choose_device(Training.Config()).value), tokenizer
-    run = open_trained(path, unfinished)
+    run = open_trained(path, unfinished, step)
     return run.network, run.corpus.tokenizer
 
 
-def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False) -> str:
+def evaluate(
+    path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False, step: int | None = None
+) -> str:
     """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
-    run = open_trained(path, unfinished)
+    run = open_trained(path, unfinished, step)
     stores = text_stores(run.recipe, run.corpus) | given_stores(run.recipe, run.corpus, given)
     found = {}
     for name, store in {HELD_OUT: run.corpus.validation, **stores}.items():
@@ -77,13 +85,17 @@ def evaluate(path: Path, documents: int | None, given: Sequence[str] = (), unfin
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 
-def run_tasks(path: Path, names: str, limit: int | None, rows: int | None, unfinished: bool = False) -> None:
+def run_tasks(
+    path: Path, names: str, limit: int | None, rows: int | None, unfinished: bool = False, step: int | None = None
+) -> None:
     """Asks the run in `path` tasks by their names (comparison/tasks.py) and keeps what it reached in `tasks/`."""
     files = read_tasks(names)  # a mistake in a name is told before anything is opened
-    judge_tasks(open_trained(path, unfinished), path / "tasks", files, limit, rows)
+    judge_tasks(open_trained(path, unfinished, step), path / "tasks", files, limit, rows)
 
 
-def probe(path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool = False) -> None:
+def probe(
+    path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool = False, step: int | None = None
+) -> None:
     """Runs a probe (evaluation/probe.py) on the run in `path`, shows what it found and keeps it in `probes/`.
 
     Raises: UserError where no probe has this name, or an option is wrong.
@@ -93,7 +105,7 @@ def probe(path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool
         known = f"probes: {', '.join(probes)}" if probes else "none is registered"
         raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
     config = configure("probe", name, _under("probe", overrides))
-    run = open_trained(path, unfinished)
+    run = open_trained(path, unfinished, step)
     with torch.no_grad():
         found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
     folder = path / "probes"
@@ -122,16 +134,17 @@ def continue_texts(
     unfinished: bool = False,
     rows: int | None = None,
     as_json: bool = False,
+    step: int | None = None,
 ) -> None:
     """Prints what follows each prompt as it appears, or a JSON line for each (comparison/prompts.py)."""
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
-    network, tokenizer = open_model(path, unfinished)
+    network, tokenizer = open_model(path, unfinished, step)
     pieces = stream_text(network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
     (print_records if as_json else print_texts)(prompts, pieces)
 
 
-def analyse(name: str, path: Path, options: list[str], unfinished: bool = False) -> str:
+def analyse(name: str, path: Path, options: list[str], unfinished: bool = False, step: int | None = None) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
     Where no weights are looked at `path` may be a recipe's name, with `section.key=value` for it among the options;
@@ -144,10 +157,12 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False)
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
+    if takes_recipe and step is not None:
+        raise UserError(f"{path}: no run here; --step is for runs")
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
     config = configure("analysis", name, _under("analysis", [o for o in options if o not in overrides]))
     if not takes_recipe:
-        run, folder = open_trained(path, unfinished), path / "analysis"
+        run, folder = open_trained(path, unfinished, step), path / "analysis"
     else:
         recipe = load(str(path), [*overrides, "budget=1 steps"])
         run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
@@ -193,13 +208,13 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
     return load(own, [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides])
 
 
-def write_model(path: Path, folder: Path, unfinished: bool = False) -> str:
+def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
     """Exports the run in `path` to a new `folder`. Raises: UserError where there is something already."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; export to a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; export to a new folder")
-    run = open_trained(path, unfinished)
+    run = open_trained(path, unfinished, step)
     recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
     export(run.network, run.corpus.tokenizer, recipe.values, folder)
     return f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"

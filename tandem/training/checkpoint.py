@@ -54,7 +54,7 @@ class Checkpoints:
         keep: int = Field(1, ge=1)
         """How many of the newest are kept."""
         milestones: list[int] = []
-        """Steps whose checkpoints are never deleted; multiples of `every`."""
+        """Steps whose checkpoints are never deleted; multiples of `every`. `--step` opens them."""
 
     @classmethod
     def check(cls, recipe: Any):
@@ -142,12 +142,12 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in `folder`, every byte checked; None where there is none.
+def latest(folder: Path, step: int | None = None) -> Path | None:
+    """The newest checkpoint in `folder`, or that of `step`, every byte checked; None where there is none.
 
     Raises: UserError naming the file that is missing or not what was written, and the cure.
     """
-    newest = standing(folder)[-1:]
+    newest = [path for path in standing(folder) if step in (None, step_of(path))][-1:]
     for path in newest:
         for name in {INDEX, PROGRESS} | _manifest(path).keys():
             _read(path, name)
