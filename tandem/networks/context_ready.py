@@ -122,9 +122,9 @@ class ContextReady(Network):
     """A few wide blocks behind a correction from the token before (arXiv 2606.27538); defaults are the paper's."""
 
     Wrapped: ClassVar[type[Decoder]] = Decoder
+    free = ("passes", "passes_min", "unroll", "correction_init", "prefill", "tolerance")
 
-    class Config(CorrectionConfig, Decoder.Config):
-        pass
+    class Config(CorrectionConfig, Decoder.Config): ...
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)

@@ -74,6 +74,10 @@ SINGLE = PartitionConfig(strategy="single")
 FREE = {
     "encoder_decoder-house": {"start": 5, "decoder_positions": "offset"},
     "double_decoder-blocks": {"context_loss": 0.2, "score_partitions": 3, "partition": SINGLE},
+    "context_ready-passes": {
+        **{"passes": 9, "passes_min": 2, "unroll": "bptt"},
+        **{"correction_init": "zero", "prefill": "converge", "tolerance": 1e-5},
+    },
 }
 
 
