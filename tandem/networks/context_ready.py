@@ -89,15 +89,15 @@ class Correction(nn.Module):
 
     def __init__(self, config: Any):
         super().__init__()
-        c, C, self.kind = config, config.width, config.correction
+        c, C = config, config.width
+        self.config, self.kind = config, c.correction  # initialisation asks for the settings
         self.norm = nn.Identity() if c.correction == "block_head" else nn.LayerNorm(C, eps=c.norm_eps)
         inputs = 2 * C if c.correction == "concat" else C
         self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
 
     def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
         """`first` (B, T, 1): where a document starts, and so nothing is carried from before."""
-        F = self.F or last_mlp
-        h = h.masked_fill(first, 0)
+        F, h = self.F or last_mlp, h.masked_fill(first, 0)
         if self.kind == "block_head":
             return h
         if self.kind == "token_blind":

@@ -9,7 +9,7 @@ BUGS = {
         ("the first position streams uncorrected", "decoding",
          "e + self.network.correct(h, e, first)", "e + self.network.correct(h, e, first).masked_fill(first, 0)"),
         ("a document hears from the one before", "documents",
-         "h = h.masked_fill(first, 0)", "h = h.masked_fill(torch.zeros_like(first), 0)"),
+         "h.masked_fill(first, 0)\n", "h.masked_fill(torch.zeros_like(first), 0)\n"),
         ("a fork forgets what is carried", "fork",
          "self.inner.fork(rows), carry, self.passes", "self.inner.fork(rows), None, self.passes"),
         ("training pays for a correction too many", "flops",

@@ -35,9 +35,9 @@ BUGS = {
     "corpus/sentences.py": [
         ("the document end is not counted", "tests/corpus/test_sentences.py",
          "append=len(document.sizes) + 1", "append=len(document.sizes)"),
-        ("the open sentence of a prompt is too short", "tests/networks/test_prompts.py",
+        ("the open sentence of a prompt is too short", "tests/networks/test_prompts_of_sentences.py",
          "max(capped[-1], min(SHORTEST, config.cap))", "max(capped[-1], 0)"),
-        ("prompts have no cap", "tests/networks/test_prompts.py",
+        ("prompts have no cap", "tests/networks/test_prompts_of_sentences.py",
          "        if config.cap:", "        if config.cap and ends:"),
     ],
     "corpus/boundaries.py": [
