@@ -31,12 +31,11 @@ $(VENV)/.test: EXTRAS := plots,statistics,sentences,text,hub,tensorboard,wandb,h
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 	-e '.[$(EXTRAS)]' && { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib; touch $@; }
 
-$(VENV)/.core: pyproject.toml constraints.txt
+$(VENV)/.made:
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer (set PYTHON=/path/to/python)" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): a few minutes, once"
-	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL)
+	@$(PYTHON) -m venv $(VENV) && touch $@
 
-$(VENV)/.test: $(VENV)/.core
+$(VENV)/.core $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.made
 	@$(INSTALL)
