@@ -208,7 +208,7 @@ class Network(nn.Module):
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
         matrix = self.head if head is None else head
-        kernel = self.head_kernel if hidden.is_cuda else None  # on a CPU it gains nothing (docs/log.md)
+        kernel = self.head_kernel if hidden.is_cuda else None  # on a CPU it gains little or loses (docs/log.md)
         return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of, kernel=kernel)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:

@@ -72,7 +72,7 @@ def nll_sums(
 
 
 def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
-    """What `nll_sums` takes as its `kernel`: a few passes over a chunk's logits in place of a dozen."""
+    """What `nll_sums` takes as its `kernel`: for a compiler to fuse what else goes over the logits a dozen times."""
     return torch.compile(_nll_to_compile, fullgraph=True, dynamic=True, backend=backend)
 
 
@@ -201,7 +201,7 @@ def _nll(
 
 
 def _nll_to_compile(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor, asked_nS: Tensor, V: int) -> Tensor:
-    """As `_nll`, gradient and all, in terms that the compiler melts into three passes over the logits."""
+    """As `_nll`, gradient and all, in terms that a compiler can fuse: nothing is scattered."""
     ids_V = torch.arange(product_nV.shape[1], device=product_nV.device)
     z_nV = product_nV.to(weights_nS.dtype).masked_fill(ids_V >= V, -torch.inf)
     z_nV = z_nV - z_nV.amax(1, keepdim=True)
