@@ -7,6 +7,7 @@
 and keys of config.json by which the Auto classes find these. Nothing here needs `transformers`.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
+@functools.cache
 def model_source(network: type) -> dict[str, str]:
     """The files of source by name, of a model with this network."""
     module, name = network.__module__, network.__name__

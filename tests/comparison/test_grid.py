@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import STUDY, write
+from tiny import STUDY, TrainedHere, write
 from typer.testing import CliRunner
 
 pytest.importorskip("scipy")
@@ -176,7 +176,9 @@ def test_cells_on_different_documents_are_refused():
 
 
 @pytest.mark.slow
-def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus):
+def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus, monkeypatch):
+    monkeypatch.setattr("tandem.comparison.runner.Training", TrainedHere)
+
     def compare(text, *options):
         path = write(tmp_path, small_corpus, text.replace("seeds: [1, 2], ", ""))
         done = CliRunner().invoke(main, ["compare", str(path), "--studies", str(tmp_path / "studies"), *options])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tiny import STUDY, read, write
+from tiny import STUDY, TrainedHere, read, write
 from typer.testing import CliRunner
 
 from tandem.cli import main
@@ -38,6 +38,12 @@ def finish(process: subprocess.Popen) -> str:
     return out
 
 
+def here(study: Path, studies: Path) -> str:
+    done = CliRunner().invoke(main, ["compare", str(study), "--studies", str(studies)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 def without_clocks(value):
     if isinstance(value, dict):
         return {key: without_clocks(inner) for key, inner in value.items() if key not in CLOCKS}
@@ -61,9 +67,11 @@ def steps_of(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small_corpus):
-    """The study, finished without interruption by two processes at a time."""
+    """The study, finished without interruption by this process alone."""
     folder = tmp_path_factory.mktemp("whole")
-    out = finish(start(write(folder, small_corpus, TRIED), folder, "--processes", "2"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "Training", TrainedHere)
+        out = here(write(folder, small_corpus, TRIED), folder)
     assert "run 6 of 6" in out and "report" in out
     return folder / "tiny"
 
@@ -137,7 +145,7 @@ def test_cut_off_three_times_and_finished_by_two_commands_it_is_the_same_study(w
 def test_a_finished_study_shows_its_result_at_once_and_is_rebuilt_from_its_runs(whole, small_corpus, tmp_path):
     before, stamps = lines(whole), [path.stat().st_mtime_ns for path in sorted(whole.glob("runs/*/*"))]
     (whole / "results.jsonl").unlink()
-    finish(start(write(tmp_path, small_corpus, TRIED), whole.parent))
+    here(write(tmp_path, small_corpus, TRIED), whole.parent)
     assert lines(whole) == before
     assert stamps == [path.stat().st_mtime_ns for path in sorted(whole.glob("runs/*/*"))]
 
@@ -160,7 +168,7 @@ def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus
 @pytest.mark.slow
 def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, small_corpus):
     text = STUDY.replace("budget: 30 steps", "budget: 100 tokens").replace("{network.depth: 1}", "{batch: {rows: 8}}")
-    process = start(write(tmp_path, small_corpus, text), tmp_path)
+    process = start(write(tmp_path, small_corpus, text), tmp_path, "--processes", "2")
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors
     assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in errors and "deep" not in errors

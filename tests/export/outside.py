@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa
 NEW = 6
 
 
-def look(folder: Path) -> dict:
+def look(folder: Path, tokenizer) -> dict:
     expected = json.loads((folder / "expected.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     texts, seen = expected["texts"], {}
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -38,14 +37,13 @@ def look(folder: Path) -> dict:
     ways = {
         "greedy": {},
         "sampled": {"do_sample": True, "top_k": 20},
-        "beams": {"num_beams": 3},
-        "several": {"num_beams": 4, "num_return_sequences": 2},
+        "beams": {"num_beams": 3, "num_return_sequences": 2},
     }
     for name, how in ways.items():
         seen[f"{name} by cache"] = goes_on(batch, **how)
         if not model.network.divides:
             seen[f"{name} by pass"] = goes_on(batch, use_cache=False, **how)
-    seen["beams alone"] = [goes_on(row, num_beams=3)[0] for row in rows]
+    seen["beams alone"] = [found for row in rows for found in goes_on(row, **ways["beams"])]
     return seen
 
 
@@ -106,13 +104,16 @@ def refusals(folder: Path) -> dict:
 def main() -> None:
     root = Path(sys.argv[1])
     folders = sorted(path.parent for path in root.glob("*/expected.json"))
-    seen = {folder.name: look(folder) for folder in folders}
+    tokenizer = AutoTokenizer.from_pretrained(folders[0], trust_remote_code=True)
+    for name in "tokenizer.json", "tokenizer_config.json":
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    seen = {folder.name: look(folder, tokenizer) for folder in folders}
     seen["refusals"] = refusals(root / "decoder-gpt2")
     config = AutoConfig.from_pretrained(folders[0], trust_remote_code=True)
     seen["config"] = {"type": config.model_type, "context": config.max_position_embeddings}
     model = AutoModelForCausalLM.from_pretrained(folders[0], trust_remote_code=True)
     model.save_pretrained(root / "again")
-    AutoTokenizer.from_pretrained(folders[0], trust_remote_code=True).save_pretrained(root / "again")
+    tokenizer.save_pretrained(root / "again")
     print(json.dumps(seen))
 
 

@@ -34,7 +34,7 @@ class Ranks:
     def __init__(self, count: int, log: Path, target: Callable, *arguments):
         os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it is told of sys.path
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", *COMMANDS])
+        context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", *COMMANDS, PLOTS])
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -63,6 +63,7 @@ class Ranks:
         return "\n".join(log.read_text() if log.exists() else "" for log in self.logs)
 
 
+PLOTS = "matplotlib.backends.backend_agg"
 COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.networks", "tandem.objectives"]
 
 
