@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from tandem.corpus import Batch, View
 from tandem.networks.cost import Cost
+from tandem.recipe import UserError
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,15 @@ class Phases:
 def whole_steps(amount: int | float, steps: int) -> int:
     """An integer counts steps; a float is a share of `steps`, rounded down in exact decimals: 0.29 of 100 is 29."""
     return min(steps, amount if isinstance(amount, int) else math.floor(Fraction(str(amount)) * steps))
+
+
+def require_reached(key: str, amount: int | float, steps: int, never: str, always: str) -> None:
+    """Raises: UserError where a run of `steps` steps ends before the step `amount`; a share of it never does.
+
+    What it would `never` do is told, and the share 1.0 by which that is `always` meant.
+    """
+    if isinstance(amount, int) and amount >= steps:
+        raise UserError(
+            f"{key} = {amount}: the run has {steps:,} steps, so it would never {never}; write an earlier step, a share "
+            f"of the run such as 0.3, or 1.0 for {always}"
+        )

@@ -27,7 +27,7 @@ from tandem.corpus import Batch, PackedRows, PrefixRows
 from tandem.corpus.prefixes import Scope
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken, OneTarget, asked_loss
-from tandem.objectives.phases import Phase, whole_steps
+from tandem.objectives.phases import Phase, require_reached, whole_steps
 from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import Recipe, Settings, register
 
@@ -77,6 +77,11 @@ class PrefixLM(OneTarget):
             found = self.first.phases(rows, steps)
             rows = rows.from_token(found[-1].view.read(since))
         return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
+
+    def require(self, steps: int) -> None:
+        """Raises: UserError where a run of `steps` steps ends before the step that is to begin prefix LM."""
+        if self.first is not None:
+            require_reached("objective.since", self.config.since, steps, "come to prefix LM", "none of it")
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""

@@ -27,8 +27,8 @@ from torch import Tensor
 from tandem.corpus import IGNORE, BagRows, Batch, FoldedRows, PackedRows, View
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
-from tandem.objectives.phases import Phase, whole_steps
-from tandem.recipe import Recipe, Settings, UserError, register
+from tandem.objectives.phases import Phase, require_reached, whole_steps
+from tandem.recipe import Recipe, Settings, register
 
 Weights = Literal["uniform", "power", "exponential", "first", "fitted"]
 EXPONENT = -1.25
@@ -146,12 +146,8 @@ class Superposition:
 
     def require(self, steps: int) -> None:
         """Raises: UserError where a run of `steps` steps ends before the step that is to end its bags."""
-        until = self.config.until
-        if self.config.bag > 1 and isinstance(until, int) and until >= steps:
-            raise UserError(
-                f"objective.until = {until}: the run has {steps:,} steps, so it would never switch to tokens; write "
-                "an earlier step, a share of the run such as 0.3, or 1.0 for bags to its end"
-            )
+        if self.config.bag > 1:
+            require_reached("objective.until", self.config.until, steps, "switch to tokens", "bags to its end")
 
     def _bags(self, rows: PackedRows) -> View:
         c = self.config

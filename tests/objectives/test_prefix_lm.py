@@ -156,6 +156,13 @@ def test_one_run_of_both_is_a_language_model(tuned, tmp_path, small_corpus):
     assert [record["step"] for record in curve if record["kind"] == "likelihood"] == [2, 4, 6]
 
 
+def test_a_run_that_would_never_come_to_prefixes_is_refused():
+    for after, since in (("next_token", 9), ("next_token", 1.0), (None, 10)):
+        whole_run(after, since=since)[0].require(10)
+    with pytest.raises(UserError, match=r"objective.since = 10: the run has 10 steps.*never come to prefix LM"):
+        whole_run("next_token", since=10)[0].require(10)
+
+
 @pytest.mark.parametrize(
     ("recipe", "after", "words"),
     [
