@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import typed
 
 import tandem.evaluation
 import tandem.generation
@@ -43,3 +44,13 @@ def small_corpus(texts, tmp_path_factory) -> list[str]:
         "corpus.validation=0.1",
         f"corpus.folder={prepared}",
     ]
+
+
+@pytest.fixture(scope="session")
+def trained(small_corpus, tmp_path_factory) -> Path:
+    """The folder of a finished run, to be asked, not changed."""
+    runs = tmp_path_factory.mktemp("trained")
+    shape = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
+    done = typed.tandem("train", "decoder/tiny", "--run", "mine", "--runs", runs, *shape, *small_corpus)
+    assert done.exit_code == 0, done.output
+    return runs / "mine"

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
-
-from tandem.cli import main
+from typed import tandem
 
 ROOT = Path(__file__).parents[1]
 LINES = [line.split("  #")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()]
@@ -51,7 +49,7 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
             words += [*small, "budget=2 steps", "batch.rows=10", "together=null"]
             words += ["evaluation.points=1", "evaluation.documents=5"]
             monkeypatch.setenv("PYTHONPATH", without_extras(tmp_path))
-        done = CliRunner().invoke(main, words)
+        done = tandem(*words)
         assert done.exit_code == 0 and done.stdout.strip() and not done.stderr, f"{line}\n{done.output}"
     assert (tmp_path / "exported" / "model.safetensors").exists()
     assert (tmp_path / "runs" / "first" / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison import trained as trained_module
 from tandem.comparison.pretrain import result_page
 from tandem.comparison.trained import open_model, open_trained
@@ -17,10 +16,6 @@ from tandem.training.device import Choice
 from tandem.training.folder import RunFolder
 
 SMALL = ["budget=6 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "sampling.tokens=3"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tandem.recipe import Settings, UserError, register
+from tandem.training.optimiser import AdamW
 from tandem.training.parallel import ALONE, Ranks
 
 PROGRESS, MANIFEST, INDEX = "progress.json", "manifest.json", ".metadata"
@@ -67,23 +68,11 @@ class SaveFailed(UserError):
     """The disk did not take a checkpoint; those before it stand."""
 
 
-class Stateful(Protocol):
-    """What an optimiser is to a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> object: ...
-
-    def step(self, multiplier: float) -> object:
-        """An update at `multiplier` times the rate."""
-        ...
-
-
 def save(
     folder: Path,
     step: int,
     network: nn.Module,
-    optimiser: Stateful,
+    optimiser: AdamW,
     progress: Mapping[str, Any],
     keep: int,
     milestones: Collection[int] = (),
@@ -154,7 +143,7 @@ def latest(folder: Path, step: int | None = None) -> Path | None:
     return newest[0] if newest else None
 
 
-def restore(path: Path, network: nn.Module, optimiser: Stateful | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
+def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Puts the checkpoint at `path` into `network` and, if given, `optimiser`, bit for bit; returns its progress.
 
     Raises: UserError where a file is damaged, or a name, shape or dtype is not that of the network or the optimiser.
@@ -205,7 +194,7 @@ def _tensors(network: nn.Module, optimiser_state: dict[str, Any]) -> dict[str, A
     return found
 
 
-def _prime(network: nn.Module, optimiser: Stateful) -> None:
+def _prime(network: nn.Module, optimiser: AdamW) -> None:
     """Makes an optimiser that has taken no step hold its state: by a step of no length, before weights are loaded."""
     if not _tensors(nn.Module(), optimiser.state_dict()):
         for parameter in network.parameters():

@@ -72,7 +72,7 @@ class Display:
             self._print(self.waiting)
         self.waiting = ""
 
-    def _show(self, step: int, steps: int | None) -> None:
+    def _show(self, step: int, steps: int) -> None:
         if self.live is None:
             self.close()
             return
@@ -119,13 +119,13 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     """A record of kind "step" in one line; `loss` is the smoothed one."""
     step, steps = record["step"], record["steps"]
     (_, last), *others = record["terms"].items()
-    parts = [f"step {step:>{len(str(steps))}}/{steps}", f"{100 * step // steps:>3} %"] if steps else [f"step {step}"]
+    parts = [f"step {step:>{len(str(steps))}}/{steps}", f"{100 * step // steps:>3} %"]
     parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others[:SHOWN])]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
     parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
     if record.get("spikes"):
         parts.append(spikes_in_words(record))
-    if steps and step < steps:
+    if step < steps:
         parts.append(f"{clock(record['seconds_left'])} left")
     return "  ".join(parts)
 

@@ -32,6 +32,8 @@ from tandem.training.parallel import cut_like, whole
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic in `orthogonalised`: the steepest at zero that keep singular values within 0.7 to 1.2 (Jordan)."""
 
+ITERATIONS = 5
+
 
 @register("optimiser", "muon")
 class Muon(AdamW):
@@ -40,10 +42,6 @@ class Muon(AdamW):
     class Config(AdamW.Config):
         momentum: float = Field(0.95, ge=0, lt=1)
         """Decay of the running mean of a matrix's gradients; `betas` and `eps` are AdamW's."""
-        nesterov: bool = True
-        """Look ahead: the gradient counts once more."""
-        iterations: int = Field(5, ge=1)
-        """Of Newton-Schulz."""
 
     config: Config
 
@@ -57,8 +55,8 @@ class Muon(AdamW):
         stacked: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter, parts in _matrices(network):
             stacked.setdefault(parts, []).append(parameter)
-        own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "nesterov": c.nesterov, "scale": 1.0}
-        own_groups = [own | {"params": p, "parts": parts, "iterations": c.iterations} for parts, p in stacked.items()]
+        own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "scale": 1.0}
+        own_groups = [own | {"params": p, "parts": parts} for parts, p in stacked.items()]
         hidden = {id(parameter) for parameters in stacked.values() for parameter in parameters}
         for group in groups(network, c):
             if rest := [p for p in group["params"] if id(p) not in hidden]:
@@ -87,13 +85,13 @@ class MuonAdamW(torch.optim.AdamW):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         state["step"] += 1
         mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        update = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
-        moved = [_scaled(part, group["iterations"]) for part in whole(update).split(group["parts"], dim=-2)]
+        update = gradient.lerp(mean, group["momentum"])  # looks ahead, as Nesterov's: the gradient counts once more
+        moved = [_scaled(part) for part in whole(update).split(group["parts"], dim=-2)]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(cut_like(torch.cat(moved, dim=-2), parameter), alpha=-group["lr"])
 
 
-def orthogonalised(matrix_AN: Tensor, iterations: int = 5) -> Tensor:
+def orthogonalised(matrix_AN: Tensor) -> Tensor:
     """U V^T of matrix = U S V^T, nearly: singular values come to lie within about 0.7 to 1.2. In bfloat16.
 
     Newton-Schulz: X <- a X + (b X X^T + c (X X^T)^2) X acts on every singular value as a x + b x^3 + c x^5.
@@ -103,17 +101,17 @@ def orthogonalised(matrix_AN: Tensor, iterations: int = 5) -> Tensor:
     tall = matrix_AN.shape[0] > matrix_AN.shape[1]
     x = matrix_AN.bfloat16().T if tall else matrix_AN.bfloat16()
     x = x / x.norm().clamp(min=1e-7)  # no singular value exceeds the Frobenius norm; the quintic diverges above 1
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
 
 
-def _scaled(update: Tensor, iterations: int) -> Tensor:
+def _scaled(update: Tensor) -> Tensor:
     """An update with the root mean square of AdamW's, about 0.2; of a stack of experts, matrix by matrix."""
     if update.ndim > 2:
-        return torch.stack([_scaled(matrix, iterations) for matrix in update])
-    return orthogonalised(update, iterations).to(update.dtype) * (0.2 * math.sqrt(max(update.shape)))
+        return torch.stack([_scaled(matrix) for matrix in update])
+    return orthogonalised(update).to(update.dtype) * (0.2 * math.sqrt(max(update.shape)))
 
 
 def _matrices(network: nn.Module) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -27,16 +27,16 @@ CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "sec
 class Step:
     """One optimisation step, as the loop tells it.
 
-    step: steps finished.  steps: of the whole run; None where that is not known.
+    step: steps finished.  steps: of the whole run.
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
-    tokens_per_second: now.  seconds_left: for the FLOPs left at the speed of now; None where that is not known.
+    tokens_per_second: now.  seconds_left: for the FLOPs left at the speed of now.
     memory_bytes: at the peak of the process that took most.
     spikes, skipped: steps so far that were spikes (training/progress.py), and of these updated nothing.
     """
 
     step: int
-    steps: int | None
+    steps: int
     terms: dict[str, float]
     norm: float
     lr: float
@@ -44,7 +44,7 @@ class Step:
     flops: float
     seconds: float
     tokens_per_second: float
-    seconds_left: float | None
+    seconds_left: float
     memory_bytes: int
     spikes: int = 0
     skipped: int = 0

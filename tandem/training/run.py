@@ -92,7 +92,8 @@ class Run:
             for phase in self.view.phases:
                 require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
-        self.schedule = in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], self.steps)
+        shape, positions = recipe.choice("schedule"), batch.rows * batch.context
+        self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, positions)
         self.progress = Progress()
 
     def _drawn(self, purpose: str = "init") -> Network:

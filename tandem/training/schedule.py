@@ -37,11 +37,14 @@ class _Config(Settings):
 
 
 class Schedule:
-    """Multiplier of the peak rate at a step, from the shape of the class and the length of the run."""
+    """Multiplier of the peak rate at a step, from the shape of the class and the length of the run.
+
+    `positions` of a step (rows times context, whatever text they read) are asked by what counts in tokens alone.
+    """
 
     Config: type[_Config] = _Config
 
-    def __init__(self, config: _Config, steps: int):
+    def __init__(self, config: _Config, steps: int, positions: int = 0):
         self.config, self.steps = config, steps
         is_share = config.warmup_from_zero and isinstance(config.warmup, float)
         self.warmup = self.share_from_zero(config.warmup * steps) if is_share else in_steps(config.warmup, steps)
@@ -91,23 +94,19 @@ class WSDByTokens:
         """Length of the decay, a share of these tokens."""
         floor: float = Field(0.1, ge=0, le=1)
         """Rate after all tokens, as a share of the peak."""
-        tokens_per_step: int = Field(393_216, ge=1)
-        """Rows times context: positions, whatever text they read."""
 
-    def __init__(self, config: Config, steps: int):
-        self.config, self.tokens = config, config.tokens or steps * config.tokens_per_step
+    def __init__(self, config: Config, steps: int, positions: int):
+        self.config, self.positions, self.tokens = config, positions, config.tokens or steps * positions
 
     @classmethod
     def check(cls, recipe: Recipe):
         a_step, c, budget = recipe.batch.rows * recipe.batch.context, recipe.schedule, recipe.budget
-        if c.tokens_per_step != a_step:
-            yield "schedule.tokens_per_step", f"must be batch.rows x batch.context = {a_step}"
         if c.tokens and (budget.unit != "tokens" or abs(budget.amount - c.tokens) >= a_step):
             yield "schedule.tokens", f"the budget is {budget}; null takes the tokens of the run"
 
     def __call__(self, step: int) -> float:
         c = self.config
-        seen = max(step, 1) * c.tokens_per_step
+        seen = max(step, 1) * self.positions
         left = max(0.0, min(1.0, (self.tokens - seen) / (c.decay * self.tokens)))
         return min(1.0, seen / c.warmup) * (c.floor + (1 - c.floor) * left)
 
@@ -140,12 +139,12 @@ class Linear(Schedule):
 
 
 def in_stretches(
-    schedule: type[Schedule], config: _Config, stretches: list[tuple[int, int | None]], steps: int
+    schedule: type[Schedule], config: _Config, stretches: list[tuple[int, int | None]], steps: int, positions: int
 ) -> Callable[[int], float]:
     """A schedule of its own for each (first, last) of the `stretches`; None is the end of the run."""
     if len(stretches) == 1:
-        return schedule(config, steps)
-    parts = [(first, schedule(config, (steps if last is None else last) - first)) for first, last in stretches]
+        return schedule(config, steps, positions)
+    parts = [(first, schedule(config, (last or steps) - first, positions)) for first, last in stretches]
 
     def multiplier(step: int) -> float:
         first, part = max((p for p in parts if p[0] <= step), key=lambda p: p[0])

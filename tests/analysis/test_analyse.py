@@ -4,20 +4,15 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
-from tandem.cli import main
 from tandem.comparison.trained import open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.recipe import UserError, register
 from tandem.recipe.settings import _registry
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

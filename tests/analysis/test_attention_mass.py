@@ -5,11 +5,10 @@ import math
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
 from tandem.analysis.attention_mass import sums_by_layer
 from tandem.analysis.partitions import under_partitions
-from tandem.cli import main
 from tandem.corpus import IGNORE
 from tandem.corpus.partition import PartitionConfig
 from tandem.networks.double_decoder import DoubleDecoder
@@ -88,9 +87,9 @@ def test_nats_by_partition():
 def test_both_analyses_of_a_run(tmp_path, small_corpus):
     small = ["budget=2 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
     run = ["train", "double_decoder/tiny", "--run", "dd", "--runs", str(tmp_path), *small, *small_corpus]
-    assert CliRunner().invoke(main, run).exit_code == 0
+    assert tandem(*run).exit_code == 0
     for name in ("attention_mass", "partitions"):
-        done = CliRunner().invoke(main, ["analyse", name, str(tmp_path / "dd"), "documents=4"])
+        done = tandem("analyse", name, tmp_path / "dd", "documents=4")
         assert done.exit_code == 0, done.output
     mass = json.loads((tmp_path / "dd/analysis/attention_mass.json").read_text())
     assert all(0 < share < 1 for share in mass["generation_own_mass"]) and len(mass["generation_own_mass"]) == 2

@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
 from tandem.analysis.coordinate_check import Squares, at_width, spread, watched
-from tandem.cli import main
 from tandem.corpus import Batch
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
@@ -15,10 +14,6 @@ from tandem.recipe import UserError, load
 ROWS = ["batch.rows=2", "batch.context=32", "network.width=32"]
 SMALL = [*ROWS, "network.depth=2"]
 STACKS = [*ROWS, "network.context_layers=1", "network.generation_layers=1"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize("recipe", ["decoder/tiny", "sps/tiny", "context_ready/tiny", "double_decoder/tiny"])

@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
 from tandem.analysis.gates import Use, nats_per_token, watched
-from tandem.cli import main
 from tandem.corpus import ScoringBatch
 from tandem.corpus.given import GivenTexts
 from tandem.networks.gestalt import Gestalt
@@ -17,10 +16,6 @@ SMALL = ["network.name=gestalt", "network.depth=3", "network.width=16", "network
 SMALL += ["network.memory=3", "network.streams.sentences=3", "network.streams.grow=0", "corpus.sentences.cap=24"]
 SMALL += ["network.cap=24", "batch.rows=8", "batch.context=16", "budget=6 steps", "evaluation.points=3"]
 SMALL += ["sampling.tokens=3", "evaluation.documents=4", "training.compile=false"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def texts(lengths) -> list[list[list[int]]]:

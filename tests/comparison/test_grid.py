@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tiny import STUDY, TrainedHere, write
-from typer.testing import CliRunner
+from typed import tandem
 
 pytest.importorskip("scipy")
 
-from tandem.cli import main
 from tandem.comparison.grid import compare, load_grid, rows_by_rule
 from tandem.comparison.scaling import Law, Measured
 from tandem.comparison.scaling_report import Cell, Scaling, write_scaling
@@ -181,7 +180,7 @@ def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus,
 
     def compare(text, *options):
         path = write(tmp_path, small_corpus, text.replace("seeds: [1, 2], ", ""))
-        done = CliRunner().invoke(main, ["compare", str(path), "--studies", str(tmp_path / "studies"), *options])
+        done = tandem("compare", path, "--studies", tmp_path / "studies", *options)
         assert done.exit_code == 0, done.output
         return done.output
 

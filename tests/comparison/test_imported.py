@@ -3,18 +3,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison.trained import open_model, open_trained
 from tandem.corpus import Tokenizer
 from tandem.export.weights import load_exported
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

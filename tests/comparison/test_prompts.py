@@ -3,26 +3,10 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison.prompts import print_records, print_texts, read_prompts
 from tandem.generation.generate import Piece
-
-SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
-
-
-def tandem(*arguments, given=None):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=given)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_corpus):
-    folder = tmp_path_factory.mktemp("trained")
-    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
-    assert done.exit_code == 0, done.output
-    return folder / "mine"
-
 
 PIECES = [
     Piece(1, " x", 1, ""),

@@ -13,9 +13,8 @@ from typing import cast
 
 import pytest
 from tiny import STUDY, TrainedHere, read, write
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.study import Job
@@ -39,7 +38,7 @@ def finish(process: subprocess.Popen) -> str:
 
 
 def here(study: Path, studies: Path) -> str:
-    done = CliRunner().invoke(main, ["compare", str(study), "--studies", str(studies)])
+    done = tandem("compare", study, "--studies", studies)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -173,8 +172,7 @@ def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, 
     assert process.returncode == 2 and "Traceback" not in errors
     assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in errors and "deep" not in errors
     assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
-    asked = ["compare", str(tmp_path / "tiny.yaml"), "--studies", str(tmp_path), "--list"]
-    listed = CliRunner().invoke(main, asked).stdout.splitlines()
+    listed = tandem("compare", tmp_path / "tiny.yaml", "--studies", tmp_path, "--list").stdout.splitlines()
     assert "finished" in listed[0] and "failed: budget" in listed[1]
 
 

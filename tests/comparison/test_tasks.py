@@ -4,14 +4,12 @@ import json
 
 import datasets
 import pytest
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison.trained import open_trained
 from tandem.corpus import prepare_texts
 from tandem.evaluation.likelihood import likelihood
 
-SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
 MINE = """
 task: animals
 dataset_path: json
@@ -25,18 +23,6 @@ metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
 metadata: {version: 2.0}
 """
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_corpus):
-    folder = tmp_path_factory.mktemp("trained")
-    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
-    assert done.exit_code == 0, done.output
-    return folder / "mine"
 
 
 @pytest.fixture

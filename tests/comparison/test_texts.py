@@ -4,9 +4,8 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison.trained import open_trained
 from tandem.corpus import prepare_texts
 from tandem.evaluation.likelihood import likelihood
@@ -14,10 +13,6 @@ from tandem.training.folder import RunFolder
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
 BOOK = "The cat sees a naïve bird. " * 20
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,10 @@ import json
 import pytest
 import torch
 from pydantic import Field
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.evaluation.probe import Findings
 from tandem.recipe import Settings, register, settings
-
-SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
 
 
 @pytest.fixture
@@ -33,18 +30,6 @@ def counting(monkeypatch):
             rows = [{"word": number, "length": number**2} for number in range(self.words)]
             record = {"words": self.words, "every_word": [row["word"] for row in rows]}
             return Findings(record, {"Words": rows}, {"lengths": lambda path: path.write_bytes(b"png")})
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, small_corpus):
-    folder = tmp_path_factory.mktemp("trained")
-    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", folder, *SMALL, *small_corpus)
-    assert done.exit_code == 0, done.output
-    return folder / "mine"
 
 
 def test_a_probe_runs_by_its_name_and_leaves_what_it_found(trained, counting):

@@ -65,17 +65,16 @@ def test_hidden_matrices_are_muons_and_nothing_else_is():
     assert "embedding" not in HIDDEN and "head" not in HIDDEN
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_a_step_is_the_published_one_for_each_stacked_matrix(nesterov):
+def test_a_step_is_the_published_one_for_each_stacked_matrix():
     network = decoder()
     qkv, parts = network.stack[0].qkv.weight, network.stack[0].qkv.parts
     assert len(parts) == 3
-    optimiser = Muon(Muon.Config(lr=RATE, weight_decay=0.5, nesterov=nesterov), network)
+    optimiser = Muon(Muon.Config(lr=RATE, weight_decay=0.5), network)
     expected, mean = qkv.detach().double(), torch.zeros(qkv.shape, dtype=torch.float64)
     for step in range(3):
         (gradient,) = (g.double() for p, g in fill_gradients(network, step) if p is qkv)
         mean = 0.95 * mean + 0.05 * gradient
-        update = 0.05 * gradient + 0.95 * mean if nesterov else mean
+        update = 0.05 * gradient + 0.95 * mean
         expected = (1 - RATE * 0.5) * expected
         moved = [0.2 * math.sqrt(max(part.shape)) * newton_schulz(part) for part in update.split(parts)]
         expected = expected - RATE * torch.cat(moved)

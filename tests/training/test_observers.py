@@ -179,17 +179,9 @@ def test_smoothing_starts_anew_where_a_step_is_asked_something_else():
     assert smoothed_by_name(names, [5.0] * 100 + [3.0] * 100).tolist() == [5.0] * 100 + [3.0] * 100
 
 
-def test_a_line_without_an_end_and_with_more_terms():
-    display, out = plain()
-    display.write(record(steps=None, terms={"nll": 3.0, "stop": 0.25}, seconds_left=None))
-    assert out.getvalue() == (
-        "step 1200  loss 3.000 (last 3.000)  stop 0.250  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB\n"
-    )
-
-
 def test_spikes_stand_in_the_line_of_a_step():
     display, out = plain()
-    display.write(record(steps=None, spikes=3, skipped=2))
+    display.write(record(step=3815, spikes=3, skipped=2))
     assert out.getvalue().endswith("21.1 GiB  3 spikes, 2 skipped\n")
 
 

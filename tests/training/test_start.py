@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typed import tandem
 
-from tandem.cli import main
 from tandem.comparison.trained import converted, open_trained
 from tandem.corpus import Corpus, prepare
 from tandem.recipe import UserError, load
@@ -17,10 +16,6 @@ from tandem.training.run import Run
 from tandem.training.start import start
 
 SMALL = ["network.depth=1", "network.width=32", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
-
-
-def tandem(*arguments):
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_the_learning_rate_restarts_where_it_is_asked_to(make_run):
 
 def test_the_schedule_by_tokens_restarts_too(recipe, make_run):
     given = ["objective.until=0.5", "objective.lr_restart=true", "objective.bag_step=less_work"]
-    given += ["schedule={name: wsd_by_tokens, warmup: 128, tokens_per_step: 64, decay: 0.4, floor: 0}"]
+    given += ["schedule={name: wsd_by_tokens, warmup: 128, decay: 0.4, floor: 0}"]
     run = make_run(*given)
     assert [run.schedule(step) for step in range(10)] == pytest.approx([0.5, 0.5, 1, 1, 0.5] * 2)
     with pytest.raises(UserError, match=r"schedule.tokens = 640: objective.lr_restart gives each phase a schedule"):
