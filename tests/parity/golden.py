@@ -35,3 +35,7 @@ def load(paper: str, first: str, name: str) -> Any:
         assert path.parent != CARRIED / paper or f"{paper}/{name}" not in MANIFEST, f"{path} is carried, but missing"
         pytest.skip(f"{name} is not in {path.parent}")
     return torch.load(path, weights_only=True)
+
+
+def close(actual, expected, tolerance):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)

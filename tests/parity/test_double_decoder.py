@@ -11,6 +11,7 @@ import golden
 import numpy as np
 import pytest
 import torch
+from golden import close
 
 from tandem.corpus import IGNORE, Batch
 from tandem.corpus.partition import draw_splits
@@ -130,10 +131,6 @@ def compare(network, batch, expected, config, residuals):
     theirs = ours(expected["grads"], config, network.state_dict(), of_gradients=True)
     for name, parameter in network.named_parameters():
         close(parameter.grad, theirs[name], GRADIENT)
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 def stacks(network):

@@ -7,6 +7,7 @@ import golden
 import numpy as np
 import pytest
 import torch
+from golden import close
 
 from tandem.corpus.corruption import Corruption, corrupt, in_one_row
 from tandem.corpus.prefixes import break_points
@@ -79,10 +80,6 @@ def check(network, batch, file, logits, expected_logits):
     theirs = ours(out["grads"], layers)
     for name, value in network.named_parameters():
         close(value.grad, theirs[name], GRADIENT)
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ The tolerances are those of the numbers: float32 on another implementation of ev
 import golden
 import pytest
 import torch
+from golden import close
 
 from tandem.analysis.gradient_roles import squared_norms
 from tandem.corpus import IGNORE, Batch
@@ -83,10 +84,6 @@ def batch_of(inputs, tokens="tokens", targets="targets"):
 def logits_of(network, batch):
     hidden, _ = network(network.embed(batch.tokens), batch)
     return hidden @ network.head.T
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
