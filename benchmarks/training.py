@@ -2,9 +2,9 @@
 
     python benchmarks/training.py [--pairs 20] [--out results.jsonl]
 
-3 M parameters beside the table, 4,096 tokens a step in rows of 256, one document a row, compiled per block.
-Time: interleaved pairs in one process. Memory: growth over the process before its first step, one process an arm.
-Losses: 200 steps in float32 on the same batches from the same weights.
+3 M parameters beside the table, 4,096 tokens a step in rows of 256, one document a row.
+Time: interleaved pairs in one process, compiled per block. Memory: growth over the process before its first step, one
+process an arm, not compiled. Losses: 200 steps in float32 on the same batches from the same weights, not compiled.
 """
 
 import argparse
