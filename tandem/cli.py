@@ -68,7 +68,7 @@ def _fill() -> None:
 
 @main.command()
 def show(
-    what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, or `mask`.")] = None,
+    what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, a study, or `mask`.")] = None,
     more: Annotated[list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: of what.")] = None,
 ) -> None:
     """What there is to choose from, and what each choice takes.
@@ -77,6 +77,7 @@ def show(
     tandem show                       sections, their choices, recipes
     tandem show decoder               a choice and its options
     tandem show decoder/tiny          a recipe: every value and where it comes from
+    tandem show studies/demo          a study: its arms, seeds, budget and rates
     tandem show mask decoder          which key each query may read, of a network or of a recipe
     """
     from tandem.recipe import explain, overview
