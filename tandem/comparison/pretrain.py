@@ -21,7 +21,7 @@ from tandem.comparison.results import DOCUMENTS
 from tandem.comparison.texts import scored, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
-from tandem.evaluation.likelihood import Likelihood, documents_to_score
+from tandem.evaluation.likelihood import Likelihood, require_bytes
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
@@ -103,7 +103,11 @@ def prepared(recipe: Recipe) -> Corpus:
     with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
     texts = text_stores(recipe, corpus)  # what cannot be read or scored is told before anything is spent
-    documents_to_score(corpus.validation, None, recipe.evaluation.split)
+    e = recipe.evaluation
+    scored_at = {e.final_documents, e.documents if e.every or e.points else e.final_documents}
+    asked = [*((corpus.validation, n, e.split) for n in scored_at), *((store, None, "all") for store in texts.values())]
+    for store, documents, split in asked:
+        require_bytes(store, recipe.batch.context, documents, split, e.prefix)
     if recipe.choice("network").reads_sentences:
         for store in (corpus.train, corpus.validation, *texts.values()):
             with progress_bar("finding sentences", TaskProgressColumn()) as progress:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from rich.progress import DownloadColumn
 
 from tandem.corpus import Corpus, Store, prepare_texts
-from tandem.evaluation.likelihood import Likelihood, joined, likelihood
+from tandem.evaluation.likelihood import Likelihood, joined, likelihood, require_bytes
 from tandem.recipe import Recipe, UserError
 from tandem.training.display import Told, progress_bar
 from tandem.training.run import Run
@@ -59,8 +59,12 @@ def scored(
     split: str = "all",
     progress: Told = lambda done, total: None,
 ) -> Likelihood:
-    """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share."""
+    """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share.
+
+    Raises: UserError where what is scored holds no text.
+    """
     ranks, recipe = run.ranks, run.recipe
+    require_bytes(store, recipe.batch.context, documents, split, recipe.evaluation.prefix)
     found = likelihood(
         run.whole_network().eval(),
         store,

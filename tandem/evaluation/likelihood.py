@@ -149,6 +149,17 @@ def documents_to_score(store: Store, documents: int | None, split: str) -> np.nd
     return order
 
 
+def require_bytes(store: Store, context: int, documents: int | None, split: str, prefix: bool) -> None:
+    """Raises: UserError where the tokens that `likelihood` scores by these arguments stand for no text."""
+    order = documents_to_score(store, documents, split).tolist()
+    windows = suffix_windows(store, context, order) if prefix else ((i, 0, store.lengths[i] - 1, 0) for i in order)
+    if not any(store.token_bytes[store.offsets[i] :][asked + 1 : last + 1].any() for i, _, last, asked in windows):
+        raise UserError(
+            f"{store.manifest.sources[0]} ({store.folder}): of {len(order):,} documents to score only the ends are "
+            "asked, which are no text, so there are no bits per byte; give longer documents, or more of them"
+        )
+
+
 def likelihood(
     network: Network,
     store: Store,

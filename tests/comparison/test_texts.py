@@ -70,6 +70,19 @@ def test_a_text_that_cannot_be_read_is_told(trained, given, message):
     assert done.exit_code == 2 and message in done.stderr, done.stderr
 
 
+def test_a_text_of_which_only_document_ends_are_asked_is_told_before_anything_is_spent(trained, tmp_path, small_corpus):
+    (tmp_path / "letters.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    told = f"{tmp_path / 'letters.jsonl'} ("
+    for given in (
+        ["evaluate", trained[0], "--texts", f"letters={tmp_path / 'letters.jsonl'}"],
+        ["train", "decoder/tiny", "--runs", tmp_path / "runs", *SMALL, *small_corpus,
+         f"evaluation.texts={{letters: {tmp_path / 'letters.jsonl'}}}"],
+    ):  # fmt: skip
+        done = tandem(*given)
+        assert done.exit_code == 2 and told in done.stderr and "of 2 documents to score only the ends" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_recipe_whose_texts_are_not_there_spends_nothing(tmp_path, small_corpus):
     missing = "evaluation.texts={books: nowhere.txt}"
     done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *SMALL, *small_corpus, missing)

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -17,7 +18,7 @@ from tandem.corpus import (
     sentences_of,
 )
 from tandem.corpus.store import StoreWriter
-from tandem.evaluation.likelihood import Likelihood, likelihood
+from tandem.evaluation.likelihood import Likelihood, likelihood, require_bytes
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
 
@@ -73,6 +74,21 @@ def test_bytes_are_those_of_the_scored_tokens(store):
     found = likelihood(Priced(), store, context=24, rows=2)
     assert found.bytes_by_document.tolist() == [len(text.encode()) - 1 for text in TEXTS if text]
     assert found.bytes == found.bytes_by_document.sum()
+
+
+def test_documents_whose_scored_tokens_are_no_text_are_refused(tmp_path):
+    writer = StoreWriter(tmp_path / "store", Tokenizer.of_bytes())
+    writer.append(*writer.tokenizer.encode_batch(["x", "ab", "y", "cd", "ef"]))
+    writer.close(["letters.txt"])
+    store, refused = Store(tmp_path / "store"), {False: 0, True: 0}
+    for documents, prefix in itertools.product(range(1, 6), (False, True)):
+        if likelihood(Priced(), store, context=8, rows=2, documents=documents, prefix=prefix).bytes:
+            require_bytes(store, 8, documents, "all", prefix)
+            continue
+        refused[prefix] += 1
+        with pytest.raises(UserError, match=rf"letters.txt .*: of {documents} documents to score only the ends"):
+            require_bytes(store, 8, documents, "all", prefix)
+    assert 0 < refused[False] < refused[True] < 5
 
 
 def test_nats_become_nll_and_bits_per_byte():
