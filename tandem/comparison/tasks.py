@@ -80,7 +80,9 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
 
 
 def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
-    """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it."""
+    """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it, where whole
+    documents are asked."""
+    prefix = run.recipe.evaluation.prefix
     stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.")
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
@@ -89,7 +91,7 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
             "nats per token": (found.nll, found.nll_error),
             "bits per byte": (found.bits_per_byte, found.bits_per_byte_error),
         }
-        if store.tokenizer.is_lossless:
+        if store.tokenizer.is_lossless and not prefix:
             words = np.array([len(store.tokenizer.decode(store.document(i)).split()) for i in found.order])
             metrics["nats per word"] = found.nats / int(words.sum()), ratio_error(found.nats_by_document, words)
         columns = found.order, found.nats_by_document, found.tokens_by_document, found.bytes_by_document
@@ -103,6 +105,7 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
                 },
                 "items": found.documents,
                 "settings": {
+                    **({"prefix": True} if prefix else {}),
                     "precision": "float32",
                     "rows": run.recipe.evaluation.rows,
                     "context": run.recipe.batch.context,

@@ -44,18 +44,28 @@ class TaskFile:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to score, by name: paths as in corpus.texts."""
+    """Texts to score, by name: paths as in corpus.texts; the name of the file, and where it is."""
 
     name: str
+    where: str
     texts: dict[str, str | list[str]]
 
 
 def read_tasks(names: str) -> list[TaskFile | Texts]:
     """What names, separated by commas, ask for; each once.
 
-    Raises: UserError naming the file, and the line where it is known, that can not be read.
+    Raises: UserError naming the file, and the line where it is known, that can not be read, and two that have one name.
     """
-    found = {read.name: read for name in filter(None, names.split(",")) for read in _read(name.strip(), ())}
+    found: dict[str, TaskFile | Texts] = {}
+    kept: dict[str, str] = {}  # name of a record -> where what it is of is written
+    for read in (read for name in filter(None, names.split(",")) for read in _read(name.strip(), ())):
+        found[read.where] = read
+        for name in read.texts if isinstance(read, Texts) else [read.name.removeprefix(HUB)]:
+            if (other := kept.setdefault(name, read.where)) != read.where:
+                raise UserError(
+                    f"--tasks {names}: {other} and {read.where} both have a {name}, and one tasks/{name}.json is kept; "
+                    "rename one, or leave one out"
+                )
     if not found:
         raise UserError(f"--tasks {names!r}: names no task; there are {', '.join(shipped())}")
     return list(found.values())
@@ -84,7 +94,7 @@ def _read(name: str, above: tuple[str, ...]) -> Iterator[TaskFile | Texts]:
         for other in content["tasks"]:
             yield from _read(other, (*above, name))
     elif "texts" in content:
-        yield Texts(path.stem, content["texts"])
+        yield Texts(path.stem, str(path), content["texts"])
     else:
         yield _task(path, content)
 

@@ -1,6 +1,7 @@
 """A trained run is asked tasks by their names; what it reached is shown and kept."""
 
 import json
+import shutil
 
 import datasets
 import pytest
@@ -75,6 +76,16 @@ def test_texts_are_scored_by_the_ruler(trained, files):
     assert sum(item["bytes"] for item in items) == expected.bytes and len(items) == 2
 
 
+def test_suffixes_are_not_divided_by_the_words_of_whole_documents(trained, files):
+    run = shutil.copytree(trained, files / "suffixes")
+    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("prefix: false", "prefix: true"))
+    for path, is_prefix in ((trained, False), (run, True)):
+        done = tandem("evaluate", path, "--tasks", files / "poems.yaml")
+        assert done.exit_code == 0, done.output
+        kept = json.loads((path / "tasks" / "poems.json").read_text())
+        assert ("nats per word" in kept["metrics"]) != is_prefix == kept["settings"].get("prefix", False)
+
+
 def test_rows_change_nothing(trained, files):
     answers = []
     for rows in (1, 3):
@@ -91,6 +102,9 @@ def test_rows_change_nothing(trained, files):
         ("nothing", "--tasks nothing: no such task; there are arc_challenge"),
         ("", "--tasks '': names no task"),
         ("broken.yaml", "broken.yaml:2: not YAML"),
+        ("poems.yaml,other/poems.yaml", "poems.yaml and other/poems.yaml both have a poems, and one tasks/poems"),
+        ("mine.yaml,named.yaml", "mine.yaml and named.yaml both have a animals"),
+        ("mine.yaml,hf:animals", "mine.yaml and hf:animals both have a animals"),
         ("hellaswag", "the environment has no TANDEM_DATA; set it to the folder that holds the data"),
     ],
 )
@@ -98,6 +112,9 @@ def test_a_mistake_is_one_message_and_exit_code_2(trained, files, monkeypatch, n
     monkeypatch.chdir(files)
     monkeypatch.delenv("TANDEM_DATA", raising=False)
     (files / "broken.yaml").write_text("task: broken\n: [")
+    (files / "named.yaml").write_text("texts: {animals: poem.txt}")
+    (files / "other").mkdir()
+    (files / "other/poems.yaml").write_text("texts: {poems: rhyme.txt}")
     done = tandem("evaluate", trained, "--tasks", names)
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr, done.output
     assert done.stderr.count("\n") == 1 and not done.stdout
