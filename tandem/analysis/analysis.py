@@ -54,7 +54,7 @@ def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
     if not found:
         raise UserError(
             f"analysis.tokens: no document has the {shortest} tokens that this takes; the longest has "
-            f"{store.lengths.max()}. Ask for fewer tokens"
+            f"{store.lengths.max()}. Ask for fewer tokens, or analyse longer documents"
         )
     return found
 

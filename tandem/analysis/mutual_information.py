@@ -46,7 +46,7 @@ class MutualInformation(Analysis):
 
     class Config(Settings):
         tokens: int = Field(2_000_000, ge=1000)
-        """Of the training text, in whole documents; all of it where it has fewer."""
+        """Of the training text, in whole documents of five tokens or more; all of it where it has fewer."""
         classes: int = Field(1024, ge=2)
         """The most frequent ids, each a class; all others are one more."""
         longest: int = Field(128, ge=4)
@@ -60,19 +60,21 @@ class MutualInformation(Analysis):
         c = self.config
         ids, document = _text(run.corpus.train, c.tokens)
         classes = _classes(ids, c.classes)
-        distances = [d for d in distances_to(c.longest) if _pairs(document, d).any()]
+        lengths = np.bincount(document)
+        distances = [d for d in distances_to(c.longest) if d < lengths.max()]
         draw = np.random.default_rng(run.recipe.seed)
         found = [information(classes, document, d) for d in distances]
         floor = [information(classes, document, d, shuffled=draw) for d in distances]
         law = fit(distances, found)
         exponents = []
         for _ in range(c.resamples):
-            weights = np.bincount(draw.integers(document[-1] + 1, size=document[-1] + 1), minlength=document[-1] + 1)
-            exponents.append(fit(distances, [information(classes, document, d, weights) for d in distances]).exponent)
+            weights = np.bincount(draw.integers(len(lengths), size=len(lengths)), minlength=len(lengths))
+            within = [d for d in distances if d < lengths[weights > 0].max()]  # the longest may not be drawn
+            exponents.append(fit(within, [information(classes, document, d, weights) for d in within]).exponent)
         low, high = np.quantile(exponents, [0.025, 0.975]).tolist() if exponents else (None, None)
         return {
             "tokens": len(ids),
-            "documents": int(document[-1]) + 1,
+            "documents": len(lengths),
             **{"law_floor": law.floor, "law_scale": law.scale, "law_exponent": law.exponent},
             **{"exponent_low": low, "exponent_high": high},
             "weights": [round(slot**law.exponent, 6) for slot in range(1, c.slots + 1)],
@@ -147,8 +149,11 @@ def _pairs(document: np.ndarray, distance: int) -> np.ndarray:
 
 
 def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of whole documents without their ends, and the number of each one's document, from 0."""
-    order = np.array(chosen_documents(store, len(store), shortest=2))
+    """Ids of whole documents without their ends, and the number of each one's document, from 0.
+
+    Each has pairs at the first four distances, so that every resample has enough for a law.
+    """
+    order = np.array(chosen_documents(store, len(store), shortest=6))
     order = order[: int(np.searchsorted((store.lengths[order] - 1).cumsum(), tokens)) + 1]
     ids = np.concatenate([store.document(d)[:-1] for d in order]).astype(np.int64)
     return ids, np.repeat(np.arange(len(order)), store.lengths[order] - 1)

@@ -1,12 +1,15 @@
 """The estimate against chains whose information is known, the fit against a law that is known."""
 
+from types import SimpleNamespace
+
 import matplotlib.figure
 import numpy as np
 import pytest
 
 from tandem.analysis.mutual_information import MutualInformation, distances_to, fit, information
-from tandem.corpus import prepare
-from tandem.recipe import load
+from tandem.corpus import Store, Tokenizer, prepare
+from tandem.corpus.store import StoreWriter
+from tandem.recipe import UserError, load
 from tandem.training.run import Run
 
 N = 1_000_000
@@ -66,3 +69,26 @@ def test_a_run_is_measured_and_drawn(small_corpus):
     axes = matplotlib.figure.Figure().subplots()
     analysis.draw(record, axes)
     assert len(axes.lines) == 4  # the text, its law, the published exponent, shuffled pairs
+
+
+def measured(folder, lengths):
+    """Of a text of random letters, documents of so many tokens."""
+    draw = np.random.default_rng(0)
+    writer = StoreWriter(folder / "store", Tokenizer.of_bytes())
+    writer.append(*writer.tokenizer.encode_batch(["".join(draw.choice([*"aab"], size=n)) for n in lengths]))
+    writer.close(["made up"])
+    run = SimpleNamespace(corpus=SimpleNamespace(train=Store(folder / "store")), recipe=SimpleNamespace(seed=0))
+    return MutualInformation(MutualInformation.Config(classes=2, resamples=20)).measure(run)  # type: ignore[arg-type]
+
+
+def test_a_resample_without_the_longest_document_is_fitted_over_the_distances_of_the_others(tmp_path):
+    record = measured(tmp_path, [40] * 60 + [200])
+    assert record["distance"][-1] == 128 and record["documents"] == 61
+    assert np.isfinite([record["exponent_low"], record["exponent_high"]]).all()
+
+
+def test_documents_without_four_distances_are_left_out(tmp_path):
+    record = measured(tmp_path / "some", [3] * 60 + [5, 200])
+    assert record["documents"] == 2 and np.isfinite(record["exponent_low"])
+    with pytest.raises(UserError, match="no document has the 6 tokens that this takes; the longest has 5"):
+        measured(tmp_path / "none", [1, 4])
