@@ -102,15 +102,17 @@ class GradientRoles(Analysis):
             found = [(k, mean, interval) for k, mean, interval in points if mean]
             if not found:
                 continue  # nothing reads this stream later
-            offsets, means, intervals = map(np.array, zip(*found, strict=True))
-            axes.fill_between(offsets, *intervals.T, color=f"C{colour}", linewidth=0, alpha=0.2)
+            offsets, means, intervals = zip(*found, strict=True)
+            low, high = zip(*(interval or (np.nan, np.nan) for interval in intervals), strict=True)
+            axes.fill_between(offsets, low, high, color=f"C{colour}", linewidth=0, alpha=0.2)
             line = 10 ** smoothed(np.log10(means), min(21, record["horizon"] // 20 | 1))  # the paper's 21 of 512
             axes.plot(offsets, line, f"C{colour}", linewidth=1.6, label=name)
         axes.axhline(1, color="0.6", linewidth=0.8, zorder=0)
         axes.set_yscale("log")
         axes.set_xlabel("offset k of the future loss (tokens)")
         axes.set_ylabel("gradient of the loss k ahead / of the present loss")
-        axes.legend(frameon=False, title="smoothed mean, and 95 % interval of the mean")
+        band = ", and 95 % interval of the mean" if record["documents"] > 1 else ""
+        axes.legend(frameon=False, title=f"smoothed mean{band}")
 
 
 # ---- norms, without a copy of anything ------------------------------------------------------------------------------
@@ -223,13 +225,17 @@ def _ratios(
 
 
 def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int) -> dict[str, list]:
-    """Pairs, median, and arithmetic and geometric mean with 95 % intervals over documents, by offset 1 .. horizon."""
+    """Pairs, median, and arithmetic and geometric mean with 95 % intervals over documents, by offset 1 .. horizon.
+
+    An offset that only one document has is told without intervals.
+    """
     cells = np.zeros((3, documents, horizon))  # pairs, ratios, logarithms of ratios
     place = ratios["document"], ratios["offset"] - 1
     logs = np.log(np.maximum(ratios["ratio"], np.finfo(float).tiny))  # a slot that nothing reads has ratio 0
     for cell, value in zip(cells, (1.0, ratios["ratio"], logs), strict=True):
         np.add.at(cell, place, value)
-    seen = cells[0].sum(0) > 0
+    having = (cells[0] > 0).sum(0)  # documents, by offset
+    seen = having > 0
     weights = np.random.default_rng(0).multinomial(documents, [1 / documents] * documents, resamples)
     n, total, logs = cells[:, :, seen].sum(1)
     drawn_n, drawn_total, drawn_logs = (weights @ cell for cell in cells[:, :, seen])
@@ -244,6 +250,7 @@ def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int)
     }
     listed: dict[str, list] = {"pairs": cells[0].sum(0).astype(int).tolist()}
     for name, curve in curves.items():
-        values = iter(curve.tolist())
-        listed[name] = [next(values) if was_seen else None for was_seen in seen]
+        fewest = 2 if name.endswith("interval") else 1
+        values = iter(curve[having[seen] >= fewest].tolist())
+        listed[name] = [next(values) if n >= fewest else None for n in having]
     return listed

@@ -53,7 +53,7 @@ class StateWindow(Analysis):
         cut_DT, whole_DT = (np.concatenate(parts).astype(np.float64) for parts in (cut, whole))
         delta_DT = cut_DT - whole_DT
         D = len(documents)
-        error = delta_DT.std(0, ddof=1) / D**0.5 if D > 1 else np.zeros(tokens)
+        error = (delta_DT.std(0, ddof=1) / D**0.5).tolist() if D > 1 else None
         return {
             "window": c.window,
             "tokens": tokens,
@@ -63,16 +63,18 @@ class StateWindow(Analysis):
             "last_delta": smoothed(delta_DT.mean(0)[c.window + 1 :], _smoothing(tokens))[-1],
             "nll": whole_DT.mean(0).tolist(),
             "delta": delta_DT.mean(0).tolist(),
-            "delta_standard_error": error.tolist(),
+            "delta_standard_error": error,
         }
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         first = record["window"] + 1  # before, nothing is cut
-        delta, error = (np.array(record[name])[first:] for name in ("delta", "delta_standard_error"))
+        delta = np.array(record["delta"])[first:]
         position = np.arange(first, first + len(delta))
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        means = f"mean of {record['documents']:,} documents, one standard error either side"
-        axes.fill_between(position, delta - error, delta + error, color="C0", linewidth=0, alpha=0.2, label=means)
+        if record["delta_standard_error"]:
+            error = np.array(record["delta_standard_error"])[first:]
+            means = f"mean of {record['documents']:,} documents, one standard error either side"
+            axes.fill_between(position, delta - error, delta + error, color="C0", linewidth=0, alpha=0.2, label=means)
         axes.plot(position, smoothed(delta, _smoothing(record["tokens"])), "C0", linewidth=1.6, label="smoothed")
         axes.legend(frameon=False)
         axes.set_xlabel("position in the document (tokens)")

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from typed import tandem
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
 from tandem.comparison.trained import open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
-from tandem.recipe import UserError, register
+from tandem.recipe import UserError, register, registered
 from tandem.recipe.settings import _registry
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
@@ -51,6 +52,24 @@ def test_gradient_roles_tell_the_streams_apart(runs):
         assert len(curve["mean"]) == 24 and sum(curve["pairs"]) * 2 == record["pairs"]
         assert all((mean is None) == (n == 0) for mean, n in zip(curve["mean"], curve["pairs"], strict=True))
     assert (runs / "sps/analysis/gradient_roles.png").stat().st_size > 5000
+
+
+def test_one_document_has_no_error_and_no_band(runs):
+    given = {"state_window": ["window=4", "tokens=40"], "gradient_roles": ["tokens=48", "targets=10"]}
+    for name, options in given.items():
+        done = tandem("analyse", name, runs / "sps", *options, "documents=1")
+        assert done.exit_code == 0, done.output
+        record, axes = json.loads((runs / f"sps/analysis/{name}.json").read_text()), Figure().subplots()
+        registered("analysis")[name](None).draw(record, axes)
+        drawn = [path for band in axes.collections for path in band.get_paths() if len(path.vertices)]
+        if name == "state_window":
+            assert record["delta_standard_error"] is None and len(record["delta"]) == 40
+        else:
+            curves = record["streams"].values()
+            assert all({*curve["mean_interval"], *curve["geometric_interval"]} == {None} for curve in curves)
+            assert all(any(curve["mean"]) for curve in curves)
+            assert axes.get_legend().get_title().get_text() == "smoothed mean"
+        assert not drawn and len(axes.lines) > 1
 
 
 def test_a_stream_without_a_present_loss_has_no_ratios(runs, small_corpus):

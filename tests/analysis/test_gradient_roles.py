@@ -104,3 +104,7 @@ def test_offsets_are_summed_up_with_intervals_over_documents():
     assert high - low == pytest.approx(2 * 1.96 * values.std() / 30**0.5, rel=0.2) and low < values.mean() < high
     assert all(found[name][1] is None for name in ("mean", "median", "geometric_mean", "mean_interval"))
     assert found["mean"][2] == 0.0 and found["geometric_mean"][2] < 1e-300
+    ratios["document"][-30:] = 0  # of the second offset only one document is left
+    found = _by_offset(ratios, horizon=3, documents=30, resamples=400)
+    assert found["mean"][2] == 0.0 and found["mean_interval"][2] is found["geometric_interval"][2] is None
+    assert None not in (found["mean_interval"][0], found["geometric_interval"][0])
