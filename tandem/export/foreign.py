@@ -118,7 +118,8 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
 
     def take(*names: str) -> Tensor:
         missing.extend(name for name in names if name not in weights)
-        return torch.cat([weights.pop(name).float() for name in names]) if not missing else torch.empty(0)
+        found = [weights.pop(name).float() for name in names if name in weights]
+        return torch.cat(found) if not missing else torch.empty(0)
 
     if network.config.tied:
         weights.pop("lm_head.weight", None)

@@ -97,6 +97,14 @@ def test_what_the_decoder_can_not_be_is_refused(changes, words, llama):
         load_exported(llama)
 
 
+def test_only_what_is_missing_is_named_where_a_weight_is(llama):
+    weights, name = load_file(llama / "model.safetensors"), "model.layers.0.self_attn.k_proj.weight"
+    del weights[name]
+    save_file(weights, llama / "model.safetensors")
+    with pytest.raises(UserError, match=rf"weights are not those of config\.json: {name} missing$"):
+        load_exported(llama)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_file_that_is_absent_or_cut_short_is_named(name, llama):
     (llama / name).write_bytes((llama / name).read_bytes()[:-40])
