@@ -175,12 +175,26 @@ def question(pair: tuple[str, str], query: str, between: int | None) -> Asked:
 
 
 def answers(network: Network, tokenizer: Tokenizer, asked: list[Asked], ids: dict[str, int], rows: int) -> np.ndarray:
-    """(questions, 2): -log p of target and distractor right after each question, nats."""
+    """(questions, 2): -log p of target and distractor right after each question, nats.
+
+    Raises: UserError where texts or sentences are longer than the network can read.
+    """
     texts = []
     for sentences in read_sentences(tokenizer, [one.sentences for one in asked]):
         one = asked[len(texts) // 2]
         texts += [[*sentences[:-1], [*sentences[-1], ids[name]]] for name in (one.target, one.distractor)]
     given = GivenTexts(texts, network.vocabulary)
+    read, sentence = int(given.lengths.max()) - 1, max(len(sentence) for text in texts for sentence in text)
+    if network.longest is not None and read > network.longest:
+        raise UserError(
+            f"probe.between: a text has {read} tokens to read, and this network has learned positions for "
+            f"{network.longest}; ask for fewer sentences between, or a run with a longer batch.context"
+        )
+    if sentence > (cap := getattr(network.config, "cap", sentence)):
+        raise UserError(
+            f"network.cap = {cap}: a sentence of this probe has {sentence} tokens; ask a run with a cap of {sentence} "
+            "or more, or with a larger vocabulary"
+        )
     nll, device = np.full(len(texts), np.nan), network.head.device
     for scoring in network.scoring(given, int(given.lengths.max()), rows):  # type: ignore[arg-type]
         with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -28,14 +28,20 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXTS, 600)
 
 
-class Copies:
+class Made:
+    """Reads rows of any length."""
+
+    longest, config = None, Decoder.Config()
+
+    def scoring(self, store, context, rows):
+        return scoring_rows(store, context, rows)
+
+
+class Copies(Made):
     """Gives the token at a place of the text nearly all probability as the last token."""
 
     def __init__(self, tokenizer: Tokenizer, place: int):
         self.vocabulary, self.place, self.head = tokenizer.vocabulary, place, torch.zeros(1)
-
-    def scoring(self, store, context, rows):
-        return scoring_rows(store, context, rows)
 
     def score(self, batch):
         copied = batch.tokens.gather(1, (batch.starts + self.place).clamp_max(batch.tokens.shape[1] - 1))
@@ -54,14 +60,12 @@ def test_margins_of_a_network_that_copies_by_place(tokenizer):
                 assert distractor - target == pytest.approx(expected * 6.9)
 
 
-class Frequent:
+class Frequent(Made):
     """Gives every token a probability of its own, whatever stands before it."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.vocabulary, self.head = tokenizer.vocabulary, torch.zeros(1)
         self.nats = torch.rand(tokenizer.vocabulary, generator=torch.Generator().manual_seed(0)) * 9
-
-    scoring = Copies.scoring
 
     def score(self, batch):
         return self.nats[batch.targets.clamp_min(0)] * (batch.targets != IGNORE)
@@ -147,3 +151,22 @@ def test_what_a_network_of_sentences_is_asked_is_an_open_sentence(tokenizer):
     logits = network.session(1).prefill([prompt])[0].log_softmax(-1)
     expected = [-logits[ids[name]].item() for name in (asked.target, asked.distractor)]
     assert answers(network, tokenizer, [asked], ids, 4)[0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_texts_and_sentences_that_a_network_can_not_read_are_refused(tokenizer):
+    from tandem.networks.gestalt import Gestalt
+
+    asked, ids = [question(("Adam", "Alan"), "normal", 1)], single_tokens(list(NAMES[:30]), tokenizer)
+    (sentences,) = read_sentences(tokenizer, [asked[0].sentences])
+    read, longest = sum(map(len, sentences)), max(map(len, sentences))  # the last one and its answer are shorter
+    for context, cap in ((read, longest), (read - 1, longest - 1)):
+        decoder = Decoder(Decoder.tiny()["gpt2"], tokenizer.vocabulary, context, torch.Generator().manual_seed(0))
+        config = Gestalt.tiny()["alternate"].model_copy(update={"cap": cap})
+        gestalt = Gestalt(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0))
+        if cap == longest:
+            assert all(answers(network.eval(), tokenizer, asked, ids, 4).all() for network in (decoder, gestalt))
+            continue
+        with pytest.raises(UserError, match=rf"probe.between: a text has {read} tokens .* positions for {context};"):
+            answers(decoder, tokenizer, asked, ids, 4)
+        with pytest.raises(UserError, match=rf"network.cap = {cap}: a sentence of this probe has {longest} tokens"):
+            answers(gestalt, tokenizer, asked, ids, 4)
