@@ -32,7 +32,7 @@ from pydantic import Field, field_validator
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.scaling_report import Cell, write_scaling
-from tandem.comparison.study import Study, hollow, read_layers, study_of
+from tandem.comparison.study import Study, hollow, read_layers, require_one_text, study_of
 from tandem.corpus.store import locked
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
@@ -91,6 +91,8 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     for size, on_top in on_tops.items():
         if not re.fullmatch(r"[\w+-]+", size):
             problems.add(on_top.origin, f"grid.sizes.{size}: must be a name of letters, digits, _, + and -")
+        if "baseline" in on_top.value:
+            problems.add(on_top.value["baseline"].origin, "baseline: the same at every size; write it beside grid")
     if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
         problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
     problems.raise_any()
@@ -104,6 +106,11 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
                 study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
             name = f"{size}-{budget.replace(' ', '-')}"
             cells[name], sizes[name] = study, size
+    if len({bool(study.rates) for study in cells.values()}) > 1:
+        reason = "rates at some sizes alone: their trials keep half of the held-out text; give all sizes rates, or none"
+        problems.add(grid.origin, f"grid.sizes: {reason}")
+    problems.raise_any()
+    require_one_text({sizes[name]: study for name, study in cells.items()})  # budgets change no text
     return Grid(path.stem, cells, sizes)
 
 
@@ -119,13 +126,12 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
         except runner.Failed as error:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
-        first = next(iter(grid.cells.values()))
         with locked(path / ".lock"):  # the last of several commands to come here knows most
             found = [
-                Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results())
+                Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results(), study)
                 for name, study in grid.cells.items()
             ]
-            page, text = write_scaling(first, found, path)
+            page, text = write_scaling(found, path)
         say(text)
         say(page, "report")
     if failed:

@@ -8,6 +8,7 @@ Shapes: D held-out documents.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.generation.speed import Decoding
+from tandem.recipe import UserError
 from tandem.training.folder import RunFolder
 
 DOCUMENTS = "documents.npz"
@@ -106,6 +108,17 @@ class Result:
             "decoding": asdict(self.decoding),
             "curve": [point._asdict() for point in self.curve],
         }
+
+
+def require_same_documents(results: Sequence[Result]) -> None:
+    """Raises: UserError where one was scored on other documents than the first, or on the same in other tokens."""
+    for result in results:
+        for of in (lambda r: r.documents, lambda r: r.document_tokens):
+            if not np.array_equal(of(result), of(results[0])):
+                raise UserError(
+                    f"{result.folder} and {results[0].folder} were scored on different documents; "
+                    "delete one of these runs, and the study makes it again"
+                )
 
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:

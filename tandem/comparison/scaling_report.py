@@ -24,12 +24,11 @@ import numpy as np
 from tandem.comparison import charts
 from tandem.comparison.readings import Finished, readings
 from tandem.comparison.report import html_table, rendered
-from tandem.comparison.results import Result
+from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
-from tandem.comparison.summary import fixed, non_embedding, signed
-from tandem.comparison.table import NONE, aligned
-from tandem.recipe import UserError
+from tandem.comparison.summary import fixed, non_embedding, pays_for_ends, signed
+from tandem.comparison.table import NONE, PAID, aligned
 from tandem.training.display import scaled
 from tandem.training.folder import replace_file
 
@@ -38,11 +37,12 @@ AXES = {"tokens": "size", "parameters": "budget"}
 
 
 class Cell(NamedTuple):
-    """Finished runs at one size and budget."""
+    """Finished runs at one size and budget, and the study that they are of."""
 
     size: str
     budget: str
     results: list[Result]
+    study: Study
 
 
 class Run(NamedTuple):
@@ -60,25 +60,31 @@ class Scaling:
     """Runs by arm, all fits that they allow, and multipliers against the baseline."""
 
     study: Study
+    """That of the first cell."""
     runs: dict[str, list[Run]]
+    """Of the arms of all cells."""
+    pays_for_ends: bool
+    """Whether losses have the nats of sentence ends in them: as in a study, over the arms of all cells."""
     laws: dict[str, Fitted] = field(default_factory=dict)
     lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
     """By axis and what stays the same: by arm."""
 
     @classmethod
-    def of(cls, study: Study, cells: Sequence[Cell]) -> "Scaling":
+    def of(cls, cells: Sequence[Cell]) -> "Scaling":
         """Raises: UserError where runs were scored on different documents."""
-        runs: dict[str, list[Run]] = {arm: [] for arm in study.arms}
+        runs: dict[str, list[Run]] = {arm: [] for cell in cells for arm in cell.study.arms}
         flat = [(cell, result) for cell in cells for result in cell.results if not result.trial]
+        results = [result for _, result in flat]
+        require_same_documents(results)
+        paid = pays_for_ends(results, [own for cell in cells for own in cell.study.arms.values()])
         for cell, result in flat:
-            if not np.array_equal(result.documents, flat[0][1].documents):
-                raise UserError(f"{result.folder} was scored on other documents than {flat[0][1].folder}")
             size = float(non_embedding(result.parameters))
-            measured = Measured(size, float(result.tokens), result.flops, result.nats_per_token)
+            nats = result.nats_with_boundaries if paid else result.nats_per_token
+            measured = Measured(size, float(result.tokens), result.flops, nats)
             if math.isfinite(measured.nats):
                 run = Run(cell.size, cell.budget, result.seed, measured, result.steps, result.training_seconds)
                 runs[result.arm].append(run)
-        found = cls(study, runs)
+        found = cls(cells[0].study, runs, paid)
         found.laws.update(_fits({arm: [r.measured for r in own] for arm, own in runs.items()}, Law.to, _tells_law))
         for axis, same in AXES.items():
             for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):
@@ -176,11 +182,12 @@ def _tells_law(runs: list[Measured]) -> bool:
     return min(_values(runs, "parameters"), _values(runs, "tokens")) > 2 and len(runs) > 5
 
 
-def write_scaling(study: Study, cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
+def write_scaling(cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
     """Writes all forms into `folder`; returns the path of the page, and the text."""
-    scaling = Scaling.of(study, cells)
+    scaling = Scaling.of(cells)
     tables = {title: rows for title, rows in _tables(scaling).items() if len(rows) > 1}
-    text = "\n\n".join([study.title, *(f"{title}\n{aligned(rows)}" for title, rows in tables.items())]) + "\n"
+    told = [scaling.study.title, *([PAID] if scaling.pays_for_ends else [])]
+    text = "\n\n".join([*told, *(f"{title}\n{aligned(rows)}" for title, rows in tables.items())]) + "\n"
     replace_file(folder / "scaling.json", json.dumps(_record(scaling), indent=1).encode())
     replace_file(folder / "scaling.txt", text.encode())
     page = folder / "scaling.html"
@@ -191,6 +198,7 @@ def write_scaling(study: Study, cells: Sequence[Cell], folder: Path) -> tuple[Pa
 def _record(scaling: Scaling) -> dict[str, Any]:
     level = scaling.study.level
     return {
+        "pays_for_ends": scaling.pays_for_ends,
         "runs": [
             {"arm": arm, "size": run.size, "budget": run.budget, "seed": run.seed, **run.measured._asdict()}
             for arm, own in scaling.runs.items()
@@ -259,7 +267,7 @@ def _shown(number: Interval | float | None) -> str:
 
 def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     study = scaling.study
-    order = list(study.arms)
+    order = list(scaling.runs)
 
     def place(label: str) -> int:
         return order.index(label.partition(",")[0]) % 8
@@ -272,13 +280,15 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in figures if chart)
     keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in order)
     html["Curves"] = f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
-    count = sum(map(len, scaling.runs.values()))
+    runs = [run for own in scaling.runs.values() for run in own]
+    reason = f"{len(runs)} runs of {len(order)} arms. Read off it what a method saves of either."
     told = {
         "headline": "How loss falls with size and data",
-        "reason": f"{count} runs of {len(order)} arms. Read off it what a method saves of either.",
+        "reason": f"{reason} {PAID}" if scaling.pays_for_ends else reason,
         "test": f"Intervals of {100 * (1 - study.level):g} %: bootstrap over residuals, methods together.",
     }
-    facts = [("arms", str(len(order))), ("seeds", ", ".join(map(str, study.seeds))), ("runs", str(count))]
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    facts = [("arms", str(len(order))), ("seeds", seeds), ("runs", str(len(runs)))]
     return rendered(study, told, facts, "", html)
 
 

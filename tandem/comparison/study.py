@@ -204,7 +204,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
     assert isinstance(keys, Keys)
     study = Study(path.stem, keys, _share(keys), _read_arms(tree, path.parent, problems))
     problems.raise_any()
-    _require_one_text(study)
+    require_one_text({"": study})
     return study
 
 
@@ -265,13 +265,16 @@ def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[N
     return layers
 
 
-def _require_one_text(study: Study) -> None:
-    """Every arm reads the same text and is judged on the same documents. Raises: UserError, of all recipes at once."""
+def require_one_text(studies: Mapping[str, Study]) -> None:
+    """Every arm of studies, by name, reads the same text and is judged on the same documents.
+
+    Raises: UserError, of all recipes at once.
+    """
     lines: dict[str, None] = {}
     recipes: dict[str, Recipe] = {}
-    for job in study.runs(study._any_rate()):
+    for name, job in ((name, job) for name, study in studies.items() for job in study.runs(study._any_rate())):
         try:
-            recipes.setdefault(job.arm, study.recipe(job))
+            recipes.setdefault(f"{job.arm} of {name}" if name else job.arm, studies[name].recipe(job))
         except UserError as error:
             lines |= dict.fromkeys(str(error).splitlines())  # what the arms share is told once
     (first, one), *others = recipes.items() or [("", Recipe())]

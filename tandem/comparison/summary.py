@@ -5,7 +5,7 @@ trials are kept apart. What a run spent before it reached a loss is read off its
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.comparison.results import Point, Result
+from tandem.comparison.results import Point, Result, require_same_documents
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
-from tandem.recipe import UserError
 
 KEEP_APART = ("tandem", "commit", "python", "torch", "numpy", "platform", "cpu", "cores", "gpus", "threads")
 """Of a process's environment: what may change numbers. Nothing else of it is shown: paths and commands are its own."""
@@ -49,14 +48,7 @@ class Summary:
         trials = {arm: [r for r in results if r.arm == arm and r.trial] for arm in study.arms}
         for found in runs.values():
             found.sort(key=lambda result: order[result.seed])
-        flat = [result for found in runs.values() for result in found]
-        for result in flat:
-            for of in (lambda r: r.documents, lambda r: r.document_tokens):
-                if not np.array_equal(of(result), of(flat[0])):
-                    raise UserError(
-                        f"{result.folder.name} and {flat[0].folder.name} were scored on different documents; "
-                        "delete one of these runs, and the study makes it again"
-                    )
+        require_same_documents([result for found in runs.values() for result in found])
         return cls(study, runs, trials, diverged)
 
     @property
@@ -66,13 +58,7 @@ class Summary:
 
     @cached_property
     def pays_for_ends(self) -> bool:
-        """Whether arms are told different things of where sentences end: then the nats of the ends are added.
-
-        Where a span ends is known by counting; where a sentence ends says something of the text to come.
-        """
-        told = {bool(result.end_nats.any()) for result in self.flat}
-        cut_alike = not any(key.startswith("corpus.sentences") for own in self.study.arms.values() for key in own)
-        return told == {True, False} or (told == {True} and not cut_alike)
+        return pays_for_ends(self.flat, self.study.arms.values())
 
     def nats(self, result: Result) -> np.ndarray:
         """(D,) what a run is judged by."""
@@ -234,6 +220,19 @@ class Summary:
             "Student variables, one for what other seeds and one for what other documents would change, "
             f"at level {self.study.level:g}{holm}."
         )
+
+
+def pays_for_ends(results: Iterable[Result], arms: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether arms are told different things of where sentences end: then the nats of the ends are added.
+
+    Where a span ends is known by counting; where a sentence ends says something of the text to come.
+
+    Args:
+        arms: what each of them sets that the others do not (`Study.arms`).
+    """
+    told = {bool(result.end_nats.any()) for result in results}
+    cut_alike = not any(key.startswith("corpus.sentences") for own in arms for key in own)
+    return told == {True, False} or (told == {True} and not cut_alike)
 
 
 def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:

@@ -13,10 +13,11 @@ from tandem.training.display import clock, scaled, short
 NONE = "\N{EN DASH}"
 ONE_SEED = " †"
 """Beside an interval over documents alone."""
-ENDS = (
+PAID = (
     "Arms are told different things of where sentences end, and that says something of the text to come. So these ends "
-    "are paid for: their nats are added to those of the text. With the ends for nothing, as papers count:"
+    "are paid for: their nats are added to those of the text."
 )
+ENDS = f"{PAID} With the ends for nothing, as papers count:"
 
 
 class Column(NamedTuple):

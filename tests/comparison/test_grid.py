@@ -14,6 +14,7 @@ pytest.importorskip("scipy")
 from tandem.comparison.grid import compare, load_grid, rows_by_rule
 from tandem.comparison.scaling import Law, Measured
 from tandem.comparison.scaling_report import Cell, Scaling, write_scaling
+from tandem.comparison.table import PAID
 from tandem.recipe import UserError
 from tandem.training.folder import lock
 
@@ -44,7 +45,7 @@ def test_a_cell_is_the_study_with_its_size_and_budget_on_top(tmp_path, small_cor
 
 
 def test_commands_that_end_together_write_the_report_in_turn(tmp_path, small_corpus, monkeypatch):
-    def write_alone(study, cells, path):
+    def write_alone(cells, path):
         assert lock(path / ".lock") is None
         return path, "written"
 
@@ -67,6 +68,12 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
         (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
         (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
         (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
+        (GRID.replace("{seeds: [1, 2],", "{baseline: wide,"), "baseline: the same at every size; write it beside grid"),
+        (GRID.replace("{seeds: [1, 2],", "{rates: [1e-3, 2e-3],"), "grid.sizes: rates at some sizes alone"),
+        (
+            GRID.replace("{network.depth: 2}}", "{network.depth: 2}}, overrides: {corpus.vocabulary: 300}"),
+            "corpus.vocabulary = 300 in arm deep of large, 400 in deep of small: must be the same, or the losses are",
+        ),
         (GRID.replace("network.width: 32}}\n    l", "network.widht: 32}}\n    l"), "did you mean network.width?"),
     ],
 )
@@ -98,8 +105,14 @@ BASE = Law(E=1.7, A=60.0, alpha=0.32, B=400.0, beta=0.36)
 GAINED = Law(BASE.E, BASE.A, BASE.alpha, BASE.B * 0.8**BASE.beta, BASE.beta)
 
 
-def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5):
-    """As if `gained` read a quarter more."""
+STUDIED = SimpleNamespace(
+    title="How far?", question="Does it <scale>?", arms={"base": {}, "gained <a>": {}}, baseline="base", seeds=[1, 2],
+    level=0.05,
+)  # fmt: skip
+
+
+def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9, ends=()):
+    """As if `gained` read a quarter more; `ends`: arms that pay 0.2 nats per token for sentence ends."""
     draw = np.random.default_rng(0)
     found = []
     for N in sizes:
@@ -111,22 +124,18 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5):
                     results.append(
                         SimpleNamespace(
                             arm=arm, seed=seed, trial=False, folder=f"{arm}-{seed}", documents=np.arange(documents),
+                            document_tokens=np.full(documents, tokens), end_nats=np.full(documents, arm in ends),
+                            nats_with_boundaries=nats + 0.2 * (arm in ends),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
                             nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5,
                         )
                     )  # fmt: skip
-            found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results))
+            found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results, STUDIED))
     return found
 
 
-STUDIED = SimpleNamespace(
-    title="How far?", question="Does it <scale>?", arms={"base": {}, "gained <a>": {}}, baseline="base", seeds=[1, 2],
-    level=0.05,
-)  # fmt: skip
-
-
 def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
-    page, text = write_scaling(STUDIED, cells(), tmp_path)
+    page, text = write_scaling(cells(), tmp_path)
     record = json.loads((tmp_path / "scaling.json").read_text())
     assert len(record["runs"]) == 36 and len(record["lines"]) == 12
     value, low, high = record["laws"]["base"]["E"]
@@ -157,21 +166,43 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
 
 
 def test_where_runs_are_few_nothing_is_said(tmp_path):
-    _, text = write_scaling(STUDIED, cells(budgets=(2e7, 6e7)), tmp_path)
+    _, text = write_scaling(cells(budgets=(2e7, 6e7)), tmp_path)
     assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
-    assert (
-        "at equal FLOPs" in text and "at equal FLOPs" not in write_scaling(STUDIED, cells(budgets=(2e7,)), tmp_path)[1]
-    )
+    assert "at equal FLOPs" in text and "at equal FLOPs" not in write_scaling(cells(budgets=(2e7,)), tmp_path)[1]
     unlike = [cell._replace(budget="one of FLOPs") for cell in cells()]
-    assert not [axis for axis, _ in Scaling.of(STUDIED, unlike).lines if axis == "parameters"]
-    _, text = write_scaling(STUDIED, cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
+    assert not [axis for axis, _ in Scaling.of(unlike).lines if axis == "parameters"]
+    _, text = write_scaling(cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
     assert "Nats per token" in text and "exponent" not in text
 
 
-def test_cells_on_different_documents_are_refused():
+@pytest.mark.parametrize("other", [{"documents": 6}, {"tokens": 8}])
+def test_cells_on_different_documents_are_refused(other):
     one, *others = cells()
-    with pytest.raises(UserError, match="scored on other documents"):
-        Scaling.of(STUDIED, [*others, one._replace(results=cells(documents=6)[0].results)])
+    with pytest.raises(UserError, match="scored on different documents"):
+        Scaling.of([*others, one._replace(results=cells(**other)[0].results)])
+
+
+def test_a_grid_charges_sentence_ends_as_its_studies_do(tmp_path):
+    free, paid = (Scaling.of(cells(ends=ends)) for ends in ((), ["gained <a>"]))
+    assert paid.pays_for_ends and not free.pays_for_ends
+    for (_, others), (arm, own) in zip(free.runs.items(), paid.runs.items(), strict=True):
+        charged = [a.measured.nats - b.measured.nats for a, b in zip(own, others, strict=True)]
+        assert charged == pytest.approx([0.2 * (arm != "base")] * 18)
+    page, text = write_scaling(cells(ends=["gained <a>"]), tmp_path)
+    assert PAID in text and PAID in page.read_text() and PAID not in write_scaling(cells(), tmp_path)[1]
+    assert not Scaling.of(cells(ends=STUDIED.arms)).pays_for_ends  # equal information
+    first, one, *others = cells(ends=STUDIED.arms)
+    cut = SimpleNamespace(**vars(STUDIED) | {"arms": {"base": {"corpus.sentences.cap": 9}, "gained <a>": {}}})
+    assert Scaling.of([first, one._replace(study=cut), *others]).pays_for_ends  # not at one size
+
+
+def test_an_arm_and_seeds_of_one_size_alone_are_in_the_report(tmp_path):
+    *others, last = cells()
+    more = [SimpleNamespace(**vars(result) | {"arm": "more", "seed": 7}) for result in last.results[:2]]
+    study = SimpleNamespace(**vars(STUDIED) | {"arms": {**STUDIED.arms, "more": {}}, "seeds": [1, 2, 7]})
+    page, text = write_scaling([*others, last._replace(results=[*last.results, *more], study=study)], tmp_path)
+    assert "more, 1e+07" in text and "38 runs of 3 arms" in page.read_text()
+    assert "<dt>seeds</dt><dd>1, 2, 7</dd>" in page.read_text()
 
 
 @pytest.mark.slow
