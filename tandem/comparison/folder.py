@@ -82,7 +82,10 @@ class StudyFolder:
         return self._results[job]
 
     def chosen(self) -> dict[str, float | None]:
-        """The learning rate of each arm whose trials have all been made; None: that of its recipe."""
+        """The learning rate of each arm whose trials have all been made; None: that of its recipe.
+
+        By nats with sentence ends, where the arm is told of them: so no choice turns on another arm, made or to come.
+        """
         if not self.study.rates:
             return dict.fromkeys(self.study.layers)
         trials = self.study.trials()
@@ -90,7 +93,7 @@ class StudyFolder:
         best: dict[str, tuple[float, float]] = {}
         for job in trials:
             if job.arm not in waiting and self.finished(job) and job.rate is not None:
-                tried = self.result(job).nats_per_token, job.rate
+                tried = self.result(job).nats_with_boundaries, job.rate
                 if math.isfinite(tried[0]):
                     best[job.arm] = min(best.get(job.arm, tried), tried)
         return {arm: rate for arm, (_, rate) in best.items()}

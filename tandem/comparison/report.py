@@ -269,8 +269,8 @@ def _trials(summary: Summary) -> str:
     part = summary.study.keys.trial_share
     shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""
     note = (
-        "Nats per token of the trials, on documents that the comparison leaves out. ★ marks the rate that an arm took."
-        + shorter
+        "Nats per token of the trials, sentence ends paid for by who is told of them, on documents that the comparison "
+        "leaves out. ★ marks the rate that an arm took." + shorter
     )
     return _html_table(rows, summary) + _note(note)
 

@@ -116,8 +116,11 @@ class Summary:
     # Trials -------------------------------------------------------------------------------------------------------
 
     def trial_losses(self, arm: str) -> dict[float, float]:
-        """Learning rate -> nats per token of its trials, of those made; nan where the loss was not finite."""
-        by_rate = {rate: [r.nats_per_token for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates}
+        """Learning rate -> nats per token of its trials, of those made, sentence ends paid for where the arm is told of
+        them; nan where the loss was not finite."""
+        by_rate = {
+            rate: [r.nats_with_boundaries for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates
+        }
         made = {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
         return made | {rate: math.nan for rate in self.study.rates if (arm, rate) in self.diverged}
 

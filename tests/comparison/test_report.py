@@ -217,3 +217,9 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
     assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
     assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
+    rates = [1e-3, 2e-3, 4e-3]
+    trials = [run("sps", 1000, rate, trial=True) for rate in rates]
+    trials = [dataclasses.replace(r, end_nats=30 * r.lr * r.document_tokens) for r in trials]
+    tried = Summary.of(make_study(rates=rates), [*told, *trials])
+    assert min(tried.trial_losses("sps").items(), key=lambda pair: pair[1])[0] == 1e-3
+    assert any(warning.startswith("sps did best at 0.001, the edge") for warning in tried.warnings)

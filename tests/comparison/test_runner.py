@@ -184,11 +184,20 @@ def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small
     assert not list((tmp_path / "tiny" / "runs").iterdir())
 
 
+def test_a_rate_is_chosen_with_sentence_ends_paid_for(tmp_path, small_corpus, monkeypatch):
+    folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]"), tmp_path / "tiny")
+    free, paid = {1e-3: 3.3, 4e-3: 3.29}, {1e-3: 3.4, 4e-3: 3.44}
+    monkeypatch.setattr(folder, "finished", lambda job: job.arm == "deep" and job.trial)  # and no other arm
+    result = lambda job: SimpleNamespace(nats_per_token=free[job.rate], nats_with_boundaries=paid[job.rate])
+    monkeypatch.setattr(folder, "result", result)
+    assert folder.chosen() == {"deep": 1e-3}
+
+
 def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, small_corpus, monkeypatch):
     folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3, 8e-3]"), tmp_path / "tiny")
     folder.open()
     nats = {1e-3: math.nan, 4e-3: 3.0, 8e-3: 4.0}  # by likelihood, too
-    monkeypatch.setattr(folder, "result", lambda job: type("Told", (), {"nats_per_token": nats[job.rate]}))
+    monkeypatch.setattr(folder, "result", lambda job: SimpleNamespace(nats_with_boundaries=nats[job.rate]))
 
     def end(name: str, code: int | None = None):
         (folder.runs / name).mkdir()
