@@ -101,11 +101,7 @@ class StudyFolder:
     @property
     def size(self) -> int:
         """Runs of the whole study, trials included."""
-        return len(self.study.layers) * self._size_of_an_arm
-
-    @property
-    def _size_of_an_arm(self) -> int:
-        return len(self.study.seeds) + len(self.study.rates)
+        return len(self.study.layers) * (len(self.study.seeds) + len(self.study.rates))
 
     @property
     def done(self) -> int:
@@ -122,15 +118,17 @@ class StudyFolder:
         `begun`: runs at work, with the share of them that is done. None where nothing is finished yet.
         """
         took: dict[str, list[float]] = {arm: [] for arm in self.study.layers}
-        for result in self.results():
-            took[result.arm].append(result.training_seconds + result.evaluation_seconds)
+        for job in filter(self.finished, self.jobs()):
+            result = self.result(job)
+            took[job.arm].append((result.training_seconds + result.evaluation_seconds) / self.study.part(job))
         known = [seconds for arm in took.values() for seconds in arm]
         if not known:
             return None
         mean = {arm: sum(times or known) / len(times or known) for arm, times in took.items()}
-        settled = Counter(job.arm for job in self.jobs() if self.settled(job))
-        left = sum(seconds * (self._size_of_an_arm - settled[arm]) for arm, seconds in mean.items())
-        return left - sum(mean[job.arm] * share for job, share in begun.items())
+        settled = Counter((job.arm, job.trial) for job in self.jobs() if self.settled(job))
+        planned = (False, len(self.study.seeds), 1.0), (True, len(self.study.rates), self.study.keys.trial_share)
+        left = sum(mean[arm] * part * (n - settled[arm, trial]) for arm in mean for trial, n, part in planned)
+        return left - sum(mean[job.arm] * self.study.part(job) * share for job, share in begun.items())
 
     def jobs(self) -> list[Job]:
         """All that are known by now, in the order in which they are done."""
@@ -187,6 +185,8 @@ class StudyFolder:
         rows += [(f"{arm}-lr...-seed{seed}", "missing, waits for trials") for seed in self.study.seeds for arm in later]
         missing, left = self.size - self.done, self.seconds_left({})
         cost = f"{missing} of {self.size} runs, {scaled(self.study.budget.amount)} {self.study.budget.unit} each"
+        if self.study.rates and self.study.keys.trial_share < 1:
+            cost += f", trials {self.study.keys.trial_share:.0%} of it"
         if missing and self.study.budget.unit not in ("flops", "seconds"):
             cost += f" ({', '.join(f'{arm} {self._price(arm)}' for arm in self.study.layers)})"
         rows.append(("missing", cost + (f", about {clock(left)} one after another" if left else "")))

@@ -161,11 +161,15 @@ class Study:
         """Those that are compared, seed by seed, of the arms whose rate is `chosen` (None: that of the recipe)."""
         return [Job(arm, seed, chosen[arm], False) for seed in self.seeds for arm in self.layers if arm in chosen]
 
+    def part(self, job: Job) -> float:
+        """Of a run's budget, what a job spends."""
+        return self.keys.trial_share if job.trial else 1.0
+
     def recipe(self, job: Job) -> Recipe:
         """All that a run is. Raises: UserError for each mistake in the recipe of its arm."""
         rate = {"optimiser": {"lr": job.rate}} if job.rate else {}
         split = ("tuning" if job.trial else "comparison") if self.rates else "all"
-        budget = _part(self.budget, self.keys.trial_share) if job.trial else self.budget
+        budget = _part(self.budget, self.part(job)) if job.trial else self.budget
         given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
         layers = self.layers[job.arm]
         curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)

@@ -193,6 +193,20 @@ def test_a_rate_is_chosen_with_sentence_ends_paid_for(tmp_path, small_corpus, mo
     assert folder.chosen() == {"deep": 1e-3}
 
 
+def test_trials_count_for_their_part_of_a_run_in_what_is_left(tmp_path, small_corpus, monkeypatch):
+    study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.25", "seeds=[1, 2]")
+    folder = StudyFolder(study, tmp_path / "tiny")
+    folder.open()
+    told = SimpleNamespace(training_seconds=9.0, evaluation_seconds=1.0, nats_with_boundaries=3.0)
+    first, *_ = study.trials()
+    monkeypatch.setattr(folder, "finished", lambda job: job == first)
+    monkeypatch.setattr(folder, "result", lambda job: told)
+    assert folder.seconds_left({}) == 40 * 2 * 2.5 - 10  # a run takes 40 s, and an arm 2 runs and 2 quarters
+    assert folder.seconds_left({study.trials()[1]: 0.5}) == 190 - 5
+    monkeypatch.setattr(folder, "finished", lambda job: False)
+    assert "8 of 8 runs, 30 steps each, trials 25% of it" in folder.status()
+
+
 def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, small_corpus, monkeypatch):
     folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3, 8e-3]"), tmp_path / "tiny")
     folder.open()
