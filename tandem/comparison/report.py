@@ -20,12 +20,12 @@ from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, fixed, mean_curve, signed
 from tandem.comparison.table import (
+    ALONE,
     COST,
     ENDS,
     FREE_ENDS,
     LIKELIHOOD,
     NONE,
-    ONE_SEED,
     TIMED,
     corrected_p,
     plain,
@@ -113,9 +113,10 @@ def _likelihood(summary: Summary) -> str:
         f"Differences to {summary.study.baseline} are paired; p is Holm's over the arms. "
         f"Every interval has a confidence of {confidence} by itself."
     )
-    if any(difference.seeds == 1 for difference in summary.judgement.to_baseline.values()):
-        note += f"{ONE_SEED} One seed: the interval of these two networks, over documents alone."
-    html = _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True) + _note(note)
+    html = _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True)
+    if ALONE in html:
+        note += f"{ALONE} One seed: the interval of these two networks, over documents alone; one document: over seeds."
+    html += _note(note)
     if summary.pays_for_ends:
         html += _note(ENDS) + _html_table(tabulate(summary, FREE_ENDS), summary)
     return html + _unpaired(summary)
@@ -143,19 +144,24 @@ def _by_seed(summary: Summary) -> str:
     for arm, difference in summary.judgement.to_baseline.items():
         seeds = [r.seed for r in summary.runs[arm] if r.seed in {b.seed for b in summary.runs[baseline]}]
         low, high = difference.interval(summary.study.level)
-        text = f"{signed(difference.mean)}, {_p_words(corrected_p(summary, arm))}"
+        text = f"{signed(difference.mean)}, {_p_words(corrected_p(summary, arm), difference.seeds)}"
         dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
         rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))
     rows = [row for row in rows if math.isfinite(row.mean)]
     if not rows:
         return ""
     label = f"nats per token less those of {baseline} (left of zero: better)"
-    note = "A dot is a seed, the upright bar their mean, the line its interval (of one seed, over documents alone)."
+    note = (
+        "A dot is a seed, the upright bar their mean, the line its interval (of one seed, over documents alone; on one "
+        "document, over seeds)."
+    )
     return f'<div class="chart wide">{charts.dot_chart(rows, label)}</div>' + _note(note)
 
 
-def _p_words(p: str) -> str:
-    return "one seed" if p == NONE else f"p {p}" if p.startswith("<") else f"p = {p}"
+def _p_words(p: str, seeds: int) -> str:
+    if p == NONE:
+        return "one seed" if seeds == 1 else "one document"
+    return f"p {p}" if p.startswith("<") else f"p = {p}"
 
 
 Axis = Callable[[Point], float]
@@ -184,15 +190,13 @@ def _curves(summary: Summary) -> str:
     return _legend(summary) + f'<div class="grid-of-charts">{figures}</div>' + _note(note)
 
 
-def _losses(summary: Summary, x: Axis) -> list[charts.Line]:
-    def along(curve: Iterable[Point]) -> list[tuple[float, float]]:
-        return [(x(point), point.nats_per_token) for point in curve]
+def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis) -> charts.Line:
+    mean, *runs = ([(x(p), p.nats_per_token) for p in curve] for curve in (mean_curve(curves), *curves))
+    return charts.Line(arm, _place(summary, arm), mean, runs)
 
-    return [
-        charts.Line(arm, _place(summary, arm), along(mean_curve(found)), [along(result.curve) for result in found])
-        for arm, found in summary.runs.items()
-        if found
-    ]
+
+def _losses(summary: Summary, x: Axis) -> list[charts.Line]:
+    return [_line(summary, arm, [r.curve for r in found], x) for arm, found in summary.runs.items() if found]
 
 
 def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
@@ -205,9 +209,9 @@ def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
             xs, ys = zip(*((x(point), point.nats_per_token) for point in base[result.seed]), strict=True)
             shared = [point for point in result.curve if xs[0] <= x(point) <= xs[-1]]
             at = np.interp(np.log([x(point) for point in shared]), np.log(xs), ys)
-            runs.append([(x(p), p.nats_per_token - float(y)) for p, y in zip(shared, at, strict=True)])
-        mean = [tuple(np.mean(points, 0).tolist()) for points in zip(*runs, strict=False)]
-        lines.append(charts.Line(arm, _place(summary, arm), mean, runs))
+            gaps = zip(shared, at.tolist(), strict=True)
+            runs.append([p._replace(nats_per_token=p.nats_per_token - y) for p, y in gaps])
+        lines.append(_line(summary, arm, runs, x))
     return [line for line in lines if line.mean]
 
 

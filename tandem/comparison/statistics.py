@@ -84,6 +84,11 @@ class Difference:
         return math.isfinite(self.seed_variance + self.document_variance)
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether the arms are equal under every seed and on every document."""
+        return not (self.by_seed.any() or self.by_document.any())
+
+    @property
     def _scales(self) -> tuple[tuple[float, int], ...]:
         """Standard error and degrees of freedom of every part that is known."""
         parts = ((self.seed_variance, self.seeds - 1), (self.document_variance, self.document_freedom))
@@ -114,10 +119,11 @@ class Difference:
         a, b = self.seed_variance * self.seeds / seeds, self.document_variance
         scales = (math.sqrt(a), seeds - 1), (math.sqrt(b), self.document_freedom)
         error = math.sqrt(a + b)
+        shift = abs(self.mean if effect is None else effect)
         if error == 0:
-            return 1.0
+            return float(shift > 0)
         freedom = (a + b) ** 2 / (a**2 / (seeds - 1) + b**2 / self.document_freedom)
-        shift, asked = abs(self.mean if effect is None else effect) / error, quantile(level, *scales) / error
+        shift, asked = shift / error, quantile(level, *scales) / error
         above, below = special.nctdtr(freedom, shift, asked), special.nctdtr(freedom, shift, -asked)
         if math.isnan(above):  # of many deviations: scipy has no value at some places, the normal tail is as good there
             above = special.ndtr(asked - shift)

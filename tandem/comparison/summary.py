@@ -148,7 +148,8 @@ class Summary:
         for arm in self.study.arms:
             losses = self.trial_losses(arm)
             best = min(losses, key=lambda rate: (math.isnan(losses[rate]), losses[rate]), default=None)
-            if len(losses) > 1 and best in (min(self.study.rates), max(self.study.rates)):
+            found_one = best is not None and math.isfinite(losses[best])
+            if len(losses) > 1 and found_one and best in (min(self.study.rates), max(self.study.rates)):
                 side = "lower" if best == min(self.study.rates) else "higher"
                 found.append(f"{arm} did best at {best:g}, the edge of the learning rates tried: try {side} ones, too.")
         for key, values in self.environments.items():
@@ -184,6 +185,8 @@ class Summary:
         difference = judged.to_best[rival]
         by = f"{fixed(-difference.mean)} nats per token"
         over = f"over {difference.seeds} seeds and {self.documents:,} held-out documents"
+        if difference.is_nothing:
+            return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
         confidence = f"{100 * (1 - level):g} % interval"
         if judged.winner:
             others = "every other arm" if len(judged.to_best) > 1 else rival
@@ -250,9 +253,9 @@ def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
     return None
 
 
-def mean_curve(runs: Sequence[Result]) -> list[Point]:
-    """Point by point over the runs of an arm, at the steps that all of them have."""
-    by_step = [{point.step: point for point in result.curve} for result in runs]
+def mean_curve(curves: Iterable[Sequence[Point]]) -> list[Point]:
+    """Point by point over the curves of an arm's runs, at the steps that all of them have."""
+    by_step = [{point.step: point for point in curve} for curve in curves]
     steps = sorted(set.intersection(*(set(points) for points in by_step))) if by_step else []
     return [Point(*np.mean([points[step] for points in by_step], 0).tolist()) for step in steps]
 
@@ -266,7 +269,7 @@ def non_embedding(parameters: Mapping[str, int]) -> int:
 
 
 def fixed(number: float) -> str:
-    return f"{number:.4f}".replace("-", "\N{MINUS SIGN}")
+    return f"{number:z.4f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(number: float) -> str:

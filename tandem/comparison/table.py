@@ -11,8 +11,8 @@ from tandem.comparison.summary import Summary, chance, fixed, non_embedding, sig
 from tandem.training.display import clock, scaled, short
 
 NONE = "\N{EN DASH}"
-ONE_SEED = " †"
-"""Beside an interval over documents alone."""
+ALONE = " †"
+"""Beside an interval over documents or seeds alone."""
 PAID = (
     "Arms are told different things of where sentences end, and that says something of the text to come. So these ends "
     "are paid for: their nats are added to those of the text."
@@ -71,7 +71,7 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
     low, high = found.interval(summary.study.level) if found else (math.nan, math.nan)
     if found is None or math.isnan(low):
         return NONE
-    return f"{signed(low)} to {signed(high)}{ONE_SEED if found.seeds == 1 else ''}"
+    return f"{signed(low)} to {signed(high)}{'' if found.is_testable else ALONE}"
 
 
 def corrected_p(summary: Summary, arm: str) -> str:

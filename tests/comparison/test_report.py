@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("scipy")
 
 from tandem.comparison.charts import log_ticks, ticks
+from tandem.comparison.report import _gaps
 from tandem.comparison.results import DOCUMENTS, Point, read_result
-from tandem.comparison.summary import Summary, spent_until
-from tandem.comparison.table import plain
+from tandem.comparison.summary import Summary, fixed, spent_until
+from tandem.comparison.table import ALONE, plain
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
 
@@ -141,6 +142,8 @@ def test_warnings(make_study, run):
     assert not any("edge" in warning for warning in Summary.of(study, [*trials, run("sps", 1, 1e-3)]).warnings)
     high = Summary.of(make_study(rates=rates[:2]), [run("sps", 1000, rate, trial=True) for rate in rates[:2]])
     assert high.warnings == ["sps did best at 0.002, the edge of the learning rates tried: try higher ones, too."]
+    every = {("sps", rate) for rate in rates}
+    assert not Summary.of(study, [run("sps", 1)], every).warnings  # no rate is the best one
     other = run("sps", 2)
     other.environment[:] = [other.environment[0] | {"torch": "2.11.0", "dirty": True}]
     found = Summary.of(study, [run("sps", 1), other]).warnings
@@ -148,6 +151,45 @@ def test_warnings(make_study, run):
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
     assert told == "No language model, and yet scored one token at a time: sps, seed 1, after bags of 4 until step 400."
+
+
+def test_arms_that_are_equal_bit_for_bit_are_called_so(make_study, run):
+    arms = {arm: {"network.name": arm} for arm in ("decoder", "sps")}
+    twins = [dataclasses.replace(run("decoder", seed), arm=arm) for arm in arms for seed in (1, 2, 3)]
+    headline, reason = Summary.of(make_study(arms=arms), twins).verdict
+    assert headline == "No winner"
+    assert reason == "decoder and sps are equal on every document, over 3 seeds and 240 held-out documents."
+    assert fixed(-0.0) == "0.0000"
+
+
+def test_an_interval_over_seeds_alone_is_marked(make_study, run, page):
+    names = ("nats", "documents", "document_tokens", "document_bytes", "end_nats")
+    results = [dataclasses.replace(r, **{name: getattr(r, name)[:1] for name in names}) for r in everything(run)]
+    text = Page(page(make_study(), results)).text
+    assert ", one document" in text and ", one seed" not in text and "† One seed" in text
+    assert plain(Summary.of(make_study(), results)).count(ALONE) == 2
+    assert ALONE not in plain(Summary.of(make_study(), everything(run)))
+
+
+def test_gaps_are_means_at_one_step(make_study, run):
+    """Of runs that end by the clock: the baseline's curve of the second seed begins after the arm's first point."""
+    seconds = {
+        ("decoder", 1): (1, 2, 3, 4),
+        ("decoder", 2): (2, 3, 4, 5),
+        ("sps", 1): (1, 2, 3, 4),
+        ("sps", 2): (1, 2, 3, 4),
+    }
+    results = [
+        run(
+            arm,
+            seed,
+            curve=[Point(step, 0, 0.0, float(at), 4.0 - step * (arm == "sps")) for step, at in enumerate(own)],
+        )
+        for (arm, seed), own in seconds.items()
+    ]
+    study = make_study(seeds=[1, 2], arms={arm: {} for arm in ("decoder", "sps")})
+    (line,) = _gaps(Summary.of(study, results), lambda point: point.seconds)
+    assert line.mean == [(2, -1), (3, -2), (4, -3)] and [len(own) for own in line.runs] == [4, 3]
 
 
 def test_text_read_and_positions_computed_stand_side_by_side(make_study, run, page):
@@ -212,14 +254,14 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     told_so = "are paid for: their nats are added"
     assert told_so in plain(Summary.of(study, told)) and told_so not in plain(Summary.of(study, results))
     assert told_so in Page(page(study, told)).text and "0.0500" in plain(Summary.of(study, told))
-    everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
-    assert not Summary.of(study, everyone).pays_for_ends  # equal information
-    spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
-    assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
-    assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
     rates = [1e-3, 2e-3, 4e-3]
     trials = [run("sps", 1000, rate, trial=True) for rate in rates]
     trials = [dataclasses.replace(r, end_nats=30 * r.lr * r.document_tokens) for r in trials]
     tried = Summary.of(make_study(rates=rates), [*told, *trials])
     assert min(tried.trial_losses("sps").items(), key=lambda pair: pair[1])[0] == 1e-3
     assert any(warning.startswith("sps did best at 0.001, the edge") for warning in tried.warnings)
+    everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
+    assert not Summary.of(study, everyone).pays_for_ends  # equal information
+    spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
+    assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
+    assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told

@@ -80,6 +80,13 @@ def test_power_is_known_also_where_a_difference_is_of_a_hundred_deviations():
     assert far.seeds_needed(0.05 / 6) == 7
 
 
+def test_arms_that_are_equal_bit_for_bit_are_told_apart_by_no_study():
+    nats, tokens = study(np.random.default_rng(0))
+    same = Difference.between(*(np.stack([*nats["A"].values()]),) * 2, tokens)
+    assert same.is_nothing and same.p == 1 and same.power(0.05) == 0 and same.seeds_needed(0.05) is None
+    assert same.power(0.05, effect=1e-9) == 1
+
+
 def test_only_finished_studies_of_two_seeds_name_a_winner():
     nats, tokens = study(np.random.default_rng(0), seeds=3, seed=1e-4, document=1e-4, effect=0.1)
     assert judge(nats, tokens, "B", [0, 1, 2]).winner == "A"
