@@ -73,7 +73,8 @@ class Tokenizer:
 
         Returns: for each text its ids (N,) uint32, without document end, and the bytes of text behind each (N,),
             which add up to the UTF-8 length of the text.
-        Raises: UserError if a text contains the document end all the same (a word-level vocabulary may).
+        Raises: UserError if a text contains the document end all the same (a word-level vocabulary may), or a
+            byte-level tokenizer drops some of it.
         """
         if self._bytes_by_id is None:
             encodings = self._inner.encode_batch(texts, add_special_tokens=False)
@@ -85,6 +86,12 @@ class Tokenizer:
             rest = iter([np.array(e.ids, np.uint32) for e in flat])
             ids = [np.concatenate([next(rest) for _ in p]) for p in pieces]
             sizes = [self._bytes_by_id[i] for i in ids]
+            for text, size in zip(texts, sizes, strict=True):
+                if (kept := size.sum()) != (length := len(text.encode())):
+                    raise UserError(
+                        f"corpus.tokenizer drops text, e.g. of {text[:40]!r}: its tokens stand for {kept} of {length} "
+                        "bytes; train it with the whole ByteLevel alphabet and nothing that removes text, or take bpe"
+                    )
         if any((i == self.eos).any() for i in ids):
             raise UserError(
                 f"corpus.tokenizer: a text spells {self._inner.id_to_token(self.eos)!r}, which this tokenizer reads "

@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from tandem.corpus import tokenizer as module
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
@@ -98,6 +98,19 @@ def test_bytes_add_up_where_a_byte_level_tokenizer_changes_the_text(change):
         inner.add_tokens([tokenizers.AddedToken("ﬁne", lstrip=True)])
     (ids,), (sizes,) = Tokenizer(inner).encode_batch(["the ﬁne ☃ ½"])
     assert sizes.sum() == len("the ﬁne ☃ ½".encode()) and len(ids) == len(sizes)
+
+
+@pytest.mark.parametrize("loses", ["unseen bytes", "white space", "split"])
+def test_a_byte_level_tokenizer_that_drops_text_is_refused(loses):
+    inner, byte_level = tokenizers.Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    before = {"white space": pre_tokenizers.Whitespace(), "split": pre_tokenizers.Split(" ", "removed")}
+    inner.pre_tokenizer = pre_tokenizers.Sequence([before[loses], byte_level] if loses in before else [byte_level])  # pyright: ignore
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if loses in before else []
+    inner.train_from_iterator(["the house"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer, text = Tokenizer(inner), "the house" + ("" if loses in before else "☃")
+    tokenizer.encode("house")
+    with pytest.raises(UserError, match=f"corpus.tokenizer drops text, e.g. of '{text}': .* of {len(text.encode())} b"):
+        tokenizer.encode(text)
 
 
 def test_tokens_without_text_of_their_own_have_no_bytes():
