@@ -216,7 +216,7 @@ def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
     share = config.validation if isinstance(config.validation, int | float) else 0.0
     # By name: recipes that differ in the order of a mapping alone are one recipe, so they must be one corpus.
     mixture = dict(sorted(config.texts.items())) if isinstance(config.texts, dict) else {}
-    groups = [[name] for name in mixture] if isinstance(config.texts, dict) else [config.texts]
+    groups = [[name] for name in mixture] or [[] if isinstance(config.texts, dict) else config.texts]
     parts = [
         Part(source, share, number)
         for number, names in enumerate(groups)

@@ -127,6 +127,12 @@ def test_an_interrupted_preparation_leaves_nothing(config, tmp_path, monkeypatch
     assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("texts", [[], {}])
+def test_no_text_at_all_is_refused(config, texts):
+    with pytest.raises(UserError, match=r"corpus.texts = \[\]: names no text; allowed are"):
+        prepare(config(texts=texts))
+
+
 def test_a_disk_that_is_full_or_can_not_be_written_is_told(config, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/.*: not made \("):
