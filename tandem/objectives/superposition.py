@@ -103,13 +103,15 @@ class Superposition:
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
         if bag == 1:
             return
-        rows, _ = cls._shape(config, batch.rows, batch.context)
+        rows, positions = cls._shape(config, batch.rows, batch.context)
         if config.bag_step == "less_work" and batch.rows % bag:
             yield "batch.rows", f"bags of {bag} with bag_step: less_work need a multiple of {bag}"
         elif rows % batch.micro_batches:
             yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"
         if config.grow == "rows" and batch.context % bag:
             yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
+        elif config.tail == "drop" and positions < 2:
+            yield "objective.tail", f"drop asks nothing of rows of one bag; take batch.context={2 * bag}, or tail: one"
         if config.lr_restart and getattr(recipe.schedule, "tokens", None):
             yield "schedule.tokens", "objective.lr_restart gives each phase a schedule of its own length; write null"
 

@@ -29,6 +29,7 @@ def refused(*overrides):
         (("bag_step=less_work", "batch.rows=6"), "bags of 4 with bag_step: less_work need a multiple of 4"),
         (("bag_step=less_work", "batch.micro_batches=4"), "must divide the 2 rows of a step in bags of 4"),
         (("grow=rows", "batch.context=30"), "bags of 4 with grow: rows need a multiple of 4"),
+        (("grow=rows", "tail=drop", "batch.context=4"), "drop asks nothing of rows of one bag; take batch.context=8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides, reason):
