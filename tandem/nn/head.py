@@ -49,7 +49,7 @@ def nll_sums(
         targets_NS: ids, or IGNORE, of shape (N, S), or (N,) for S = 1.
         coefficients: weight of each target, of the shape of the targets or (S,); 1 if not given. No gradient.
         any_of: a row is asked for any one of its targets, which are taken as a set: -log of the sum of their
-            probabilities. Its coefficient is the largest of its targets', and there is one sum.
+            probabilities. Its coefficient is the largest of its targets', repeats left out, and there is one sum.
         chunk: rows whose logits exist at once; by default what fits in 128 MiB, at most 1,024.
         kernel: `compiled(..)`; takes the place of what happens between the products, where there is a gradient and
             not `any_of`.
