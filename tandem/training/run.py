@@ -83,9 +83,9 @@ class Run:
         self._equip()
         self.speed: Speed | None = None
         if not self.steps:
-            self.speed = self.measure()
-            pace = self.speed.flops / self.speed.step_seconds
-            self.steps = self._paid_steps(max(budget.amount, self.speed.step_seconds) * pace, self._flops)
+            speed = self.speed = self.measure()
+            with ranks.together():
+                self.steps = self._paid_steps(budget.amount, lambda *run: speed.seconds(self._flops(*run)))
             self.view = self._phases(self.steps)
         with ranks.together():
             self.rows.of_run(self.steps).require()
@@ -131,16 +131,15 @@ class Run:
     def _flops(self, view: Phases, step: int) -> int:
         return view.flops(self.cost, step)
 
-    def _paid_steps(self, amount: float, spent: Callable[[Phases, int], int]) -> int:
+    def _paid_steps(self, amount: float, spent: Callable[[Phases, int], float]) -> int:
         """The longest run, its phases included, that spends at most `amount`; a longer run never spends less."""
 
-        def price(steps: int) -> int:
+        def price(steps: int) -> float:
             return spent(self._phases(steps), steps)
 
         if price(1) > amount:
-            raise UserError(
-                f"budget = {self.recipe.budget}: one step alone takes {price(1):,} {self.recipe.budget.unit}"
-            )
+            one = f"{price(1):,}" if isinstance(price(1), int) else f"{price(1):.3g}"
+            raise UserError(f"budget = {self.recipe.budget}: one step alone takes {one} {self.recipe.budget.unit}")
         low, high = 1, 2  # low is paid for
         while price(high) <= amount:
             low, high = high, 2 * high

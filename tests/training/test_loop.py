@@ -9,11 +9,12 @@ import torch
 
 from tandem.corpus import Batch, prepare
 from tandem.networks.context_ready import ContextReady
-from tandem.recipe import load
+from tandem.recipe import UserError, load
 from tandem.training import speed
 from tandem.training.health import NotFinite
 from tandem.training.loop import take_step, train
 from tandem.training.run import Run
+from tandem.training.speed import Speed
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from minimal import Minimal, Stepper, copy_weights
@@ -125,7 +126,14 @@ def test_a_budget_is_spent_and_not_exceeded(make_run, budget, steps):
 
 def test_a_budget_in_seconds_is_measured(make_run):
     run = make_run("training.compile=false", budget="2 seconds")
-    assert run.steps == max(1, int(2 / run.speed.step_seconds))
+    assert run.steps == int(2 / run.speed.step_seconds)
+
+
+def test_seconds_pay_for_one_step_or_are_refused(make_run, monkeypatch):
+    monkeypatch.setattr(Run, "measure", lambda run: Speed(0.7, 0.0, 0, run.flops(1)))
+    assert make_run(budget="0.7 seconds").steps == 1 and make_run(budget="2.8 seconds").steps == 4
+    with pytest.raises(UserError, match=r"budget = 0\.69 seconds: one step alone takes 0.7 seconds"):
+        make_run(budget="0.69 seconds")
 
 
 def test_observers_are_called_when_due_and_after_the_last_step(make_run):
