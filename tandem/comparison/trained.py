@@ -48,8 +48,9 @@ def open_trained(path: Path, unfinished: bool = False, step: int | None = None) 
     if last is None:
         again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
         raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
-    # A run that was trained on a GPU opens where there is none.
-    run = planned(folder, load(str(folder.recipe), [] if torch.cuda.is_available() else ["training.device=auto"]))
+    # A run that was trained on a GPU opens where there is none, and without a compiler: what is done here is eager.
+    elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
+    run = planned(folder, load(str(folder.recipe), elsewhere))
     run.progress = Progress(**checkpoint.restore(last, run.network))
     if run.note and not unfinished:
         raise UserError(

@@ -71,13 +71,25 @@ def choose_precision(config: Training.Config, device: torch.device) -> Choice[to
 
 
 def choose_compile(config: Training.Config, device: torch.device, steps: int | None) -> Choice[bool]:
-    """`steps` is None where the budget is time: then the run is long enough."""
-    if config.compile != "auto":
-        return Choice(config.compile, "asked for")
-    if device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
-        return Choice(False, "no C++ compiler; install g++ to compile")
-    if device.type == "cpu" and not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return Choice(False, "no Python headers; install python3-dev to compile")
+    """`steps` is None where the budget is time: then the run is long enough.
+
+    Raises: UserError where it is asked for, and what it needs is not installed.
+    """
+    if config.compile is False:
+        return Choice(False, "asked for")
+    # What inductor looks for, and on CUDA Triton.
+    (key, *names) = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc", "clang")
+    missing = ""
+    if not any(map(shutil.which, [os.environ[key]] if key in os.environ else names)):
+        missing = f"no {'C++' if key == 'CXX' else 'C'} compiler; install {names[0]} to compile"
+    elif not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing = "no Python headers; install python3-dev to compile"
+    if missing and config.compile is True:
+        raise UserError(f"training.compile = true: {missing}, or write auto")
+    if missing:
+        return Choice(False, missing)
+    if config.compile is True:
+        return Choice(True, "asked for")
     if steps is not None and steps < COMPILE_AFTER_STEPS:
         return Choice(False, f"{steps} steps are too few to earn it back")
     return Choice(True, "the run is long enough to earn it back")
