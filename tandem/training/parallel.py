@@ -89,6 +89,19 @@ class Ranks:
                 value = action()
         return self.gather(value)[0]
 
+    def require_alike(self, mine: Mapping[str, Any]) -> None:
+        """Raises: UserError naming the processes that differ in what each has chosen or found by itself."""
+        found, lines = self.gather(mine), []
+        for key in mine:
+            where: dict[str, list[int]] = {}
+            for rank, theirs in enumerate(found):
+                where.setdefault(f"{theirs[key]} in processes ", []).append(rank)
+            if len(where) > 1:
+                lines.append(f"  {key}: " + ", ".join(f"{value}{ranks}" for value, ranks in where.items()))
+        if lines:
+            cure = "Write in the recipe what is not to be chosen by machine, and give all the same texts and packages"
+            raise UserError("\n".join(["the processes of this run differ. " + cure, *lines]))
+
     def total_counts(self, counts: Mapping[str, int], asked: int | None) -> tuple[dict[str, int], int | None]:
         """Counts of all processes, and a signal by which any was asked to stop."""
         if self.count == 1:

@@ -78,8 +78,12 @@ class Run:
             paid = None if budget.unit == "seconds" else self._paid_steps(budget.amount, spent[budget.unit])
         self.steps = steps or paid or 0
         self.view = self._phases(self.steps)
-        self.compiled = choose_compile(recipe.training, self.device.value, paid)
-        self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
+        with ranks.together():
+            self.compiled = choose_compile(recipe.training, self.device.value, paid)
+            self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
+            chosen = {"device": self.device.value.type, "precision": self.precision.value}
+            chosen |= {"compile": self.compiled.value, "parallel": self.parallel.value}
+            ranks.require_alike({f"training.{key}": v for key, v in chosen.items()} | {"corpus": corpus.fingerprints})
         self._equip()
         self.speed: Speed | None = None
         if not self.steps:

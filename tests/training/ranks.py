@@ -18,7 +18,7 @@ import torch.distributed.fsdp
 from tandem import cli
 from tandem.comparison import pretrain
 from tandem.recipe import load
-from tandem.training import checkpoint
+from tandem.training import checkpoint, device
 from tandem.training.loop import take_step
 from tandem.training.parallel import joined
 from tandem.training.run import Run
@@ -87,6 +87,8 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
         _write_slowly()
     if damage == "full" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         _fill_disk(at)
+    if damage == "mixed":
+        device.cpu_flags = lambda: {"amx_bf16"} if os.environ["RANK"] == "0" else set()
     cli.main(arguments)
 
 

@@ -121,6 +121,15 @@ def test_rows_that_can_not_be_dealt_out_are_refused():
         require_divisible(16, 4, Group(0, 3))
 
 
+def test_processes_that_differ_are_named(monkeypatch):
+    theirs = [{"training.precision": "float32", "corpus": ["a", text]} for text in "bcb"]
+    monkeypatch.setattr(Group, "gather", lambda group, mine: theirs)
+    with pytest.raises(UserError, match=r"differ.*\n  corpus: \['a', 'b'\] in processes \[0, 2\], .* \[1\]$"):
+        Group(0, 3).require_alike(theirs[0])
+    theirs[1] = theirs[0]
+    Group(0, 3).require_alike(theirs[0])
+
+
 def test_weights_are_cut_where_they_would_fill_the_memory():
     cpu = torch.device("cpu")
     assert choose_parallel(Training.Config(parallel="fsdp"), ALONE, cpu, 1).value == "none"

@@ -129,6 +129,14 @@ def test_a_mistake_is_told_once(tmp_path, small_corpus, wrong, message):
     assert not (tmp_path / "wrong").exists()
 
 
+def test_machines_that_choose_differently_are_told_once_and_nothing_hangs(tmp_path, small_corpus):
+    ranks = start(tmp_path / "mixed", small_corpus, count=2, damage="mixed", more=["training.precision=auto"])
+    finish(ranks, 2)
+    said = "training.precision: torch.bfloat16 in processes [0], torch.float32 in processes [1]"
+    assert ranks.said.count(said) == 1 and "Traceback" not in ranks.said, ranks.said
+    assert not (tmp_path / "mixed").exists()
+
+
 def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
     folder = tmp_path / "damaged"
     finish(start(folder, small_corpus, count=2, steps=6))
