@@ -77,7 +77,9 @@ class Corpus:
 
     @property
     def fingerprints(self) -> list[str]:
-        return [self.train.fingerprint, self.validation.fingerprint]
+        """Of the tokens of both, then of their sentences, where these were found."""
+        stores = self.train, self.validation
+        return [s.fingerprint for s in stores] + [s.sentences.fingerprint for s in stores if s.sentences is not None]
 
     class Config(Settings):
         """The text of a run: where it comes from and how it becomes tokens."""

@@ -117,6 +117,11 @@ class Sentences:
         self.firsts = np.searchsorted(self.starts, store.offsets)
         self._store = store
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same for equal sentences, whatever found them."""
+        return content_hash(self.starts.data)
+
     def document(self, i: int) -> np.ndarray:
         """Where the sentences of document i start, counted from its first token, (S,) int64."""
         return self.starts[self.firsts[i] : self.firsts[i + 1]] - self._store.offsets[i]

@@ -93,15 +93,22 @@ class RunFolder:
 
     @property
     def text(self) -> list[str] | None:
-        """Fingerprints of the stores that this run was planned with; None: it has no plan yet."""
+        """Fingerprints of the corpus that this run was planned with; None: it has no plan yet."""
         return json.loads(self.plan.read_bytes()).get("corpus") if self.plan.exists() else None
 
     def require_text(self, fingerprints: list[str]) -> None:
-        """Raises: UserError where this run was planned with another text than that of these stores."""
-        if self.text not in (None, fingerprints):
+        """Raises: UserError where this run was planned with another text than that of this corpus, or with other
+        sentences where both have some."""
+        differ = [there != here for there, here in zip(self.text or [], fingerprints, strict=False)]
+        if any(differ[:2]):
             raise UserError(
                 f"{self.path}: was trained on other tokens than its texts give now: these, or the tokenizer trained on "
                 "them, have changed. Bring them back, or begin another run"
+            )
+        if any(differ):
+            raise UserError(
+                f"{self.path}: was trained on other sentences than its text is cut into now: the package that finds "
+                "them, or its weights, have changed (corpus.sentences). Bring them back, or begin another run"
             )
 
     def close(self) -> None:

@@ -37,9 +37,10 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     except UserError as error:
         raise UserError(f"start.run = {error}") from error
     theirs = load(str(folder.recipe))
-    if theirs.values["corpus"] != recipe.values["corpus"] and folder.text != corpus.fingerprints:
+    tokens = corpus.fingerprints[:2]  # sentences may be cut anew
+    if theirs.values["corpus"] != recipe.values["corpus"] and (folder.text or [])[:2] != tokens:
         raise UserError(f"start.run = {path}: trained on another corpus; give this run the corpus of {folder.recipe}")
-    folder.require_text(corpus.fingerprints)
+    folder.require_text(tokens)
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
         raise UserError(f"start.run = {path}: no checkpoint yet; train it first")

@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
-from tandem.comparison.pretrain import in_words, pretrain, require_splitter
-from tandem.comparison.trained import open_model
+from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
+from tandem.comparison.trained import open_model, open_trained
+from tandem.corpus import Segmentation, sentences
 from tandem.recipe import UserError, load
+from tandem.training.run import Run
 
 SMALL = ["budget=2 steps", "batch.rows=4", "batch.context=32", "network.cap=8", "network.streams.sentences=4"]
 SMALL += ["sampling.tokens=3"]
@@ -31,6 +33,24 @@ def test_prompts_of_a_run_are_cut_as_its_text_is_and_so_are_those_of_its_export(
     for network, tokenizer in open_model(path), open_model(path / "model"):
         marked, ids = network.prompt(tokenizer, prompt), tokenizer.encode(prompt).tolist()
         assert len(ids) > 5 and marked[:6] == [*ids[:5], tokenizer.vocabulary]
+
+
+def test_a_run_knows_its_sentences_whatever_found_them(spans, small_corpus, tmp_path, monkeypatch):
+    path, _ = spans
+    monkeypatch.setattr(sentences, "version_of", lambda splitter: "a new one")
+    open_trained(path)
+    monkeypatch.setattr(sentences, "version_of", lambda splitter: "that cuts elsewhere")
+    fours = Segmentation(splitter="every", every=4)
+    starts = sentences._starts
+    monkeypatch.setattr(sentences, "_starts", lambda config, documents: starts(fours, documents))
+    with pytest.raises(UserError, match="other sentences than its text is cut into now"):
+        open_trained(path)
+    (path / "result.json").rename(tmp_path / "result.json")
+    with pytest.raises(UserError, match="was trained on other sentences"):
+        pretrain(load("gestalt/tiny", [*SMALL, *SPANS, *small_corpus]), path)
+    (tmp_path / "result.json").rename(path / "result.json")
+    again = load("gestalt/tiny", [*SMALL, *SPANS, *small_corpus, f"start.run={path}"])
+    Run(again, prepared(again), fresh=True)
 
 
 def test_three_numbers_are_shown_of_a_network_that_is_told_of_boundaries(spans):
