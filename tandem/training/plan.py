@@ -24,7 +24,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     return {
         "network": f"{chosen['name']}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
-        "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}",
+        "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
         f"{len(run.corpus.train):,} documents, {run.rows.of_run(run.steps).words}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
@@ -52,6 +52,16 @@ def _groups(run: "Run") -> list[str]:
         decay = f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"
         found.append(f"{', '.join(dict.fromkeys(what))} {count} at {short(config.lr * group['scale'])}, {decay}")
     return found
+
+
+def _peak(run: "Run") -> str:
+    """How far the rate comes in a run that is too short for its schedule; empty: to its peak."""
+    reached = 0.0
+    for step in range(run.steps):
+        reached = max(reached, run.schedule(step))
+        if reached > 0.99:  # most runs are there after their warm-up
+            return ""
+    return f"; the rate reaches {reached:.2g} of its peak: schedule.warmup or schedule.decay is long for this run"
 
 
 def _sources(run: "Run") -> str:

@@ -6,7 +6,8 @@ import numpy as np
 
 from tandem.networks.decoder import Decoder
 from tandem.training.optimiser import AdamW
-from tandem.training.plan import _groups, _sources
+from tandem.training.plan import _groups, _peak, _sources
+from tandem.training.schedule import WSD, Cosine
 
 
 def test_the_sources_of_a_mixture_are_told_with_their_shares():
@@ -40,3 +41,12 @@ def test_the_groups_of_the_optimiser_are_told_with_rate_and_decay():
     parts = told(lr_scale={"stack": 0.5})
     assert parts[1].startswith("stack attention, stack attention_out, stack mlp") and "at 1.0e-3" in parts[1]
     assert parts[2:] == ["norm norm 16 at 4.0e-3, no decay", "stack norm 32 at 2.0e-3, no decay"]
+
+
+def test_a_rate_that_stays_below_its_peak_is_told():
+    def told(shape, steps, **config):
+        return _peak(SimpleNamespace(steps=steps, schedule=shape(shape.Config(**config), steps)))
+
+    assert told(WSD, 100, warmup=1000, decay=10).startswith("; the rate reaches 0.091 of its peak")
+    assert told(WSD, 100, decay=400).startswith("; the rate reaches 0.25 of its peak")
+    assert told(WSD, 100) == told(WSD, 2) == told(Cosine, 30, warmup=0.05, warmup_from_zero=True) == ""
