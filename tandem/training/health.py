@@ -68,8 +68,14 @@ class StopRequest:
             signal.signal(number, self._previous[number])
 
 
+def forget_peak(device: torch.device) -> None:
+    """Lets the peak begin at what is held now, on CUDA: what was measured before is no part of the training."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of this process on CPU, of this process's tensors on CUDA."""
+    """Bytes: of this process on CPU, of this process's tensors on CUDA, there since `forget_peak`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if STATUS.exists():  # ru_maxrss begins at that of the process which started this one

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tandem.training.health import Stopped, StopRequest, peak_memory, require_finite
+from tandem.training.health import Stopped, StopRequest, forget_peak, peak_memory, require_finite
 from tandem.training.observers import Observer, Step
 from tandem.training.parallel import adding, whole
 
@@ -65,6 +65,7 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
     """Runs from where `run` stands to its end, or raises Stopped when asked to by a signal, after saving."""
     run.network.train()
+    forget_peak(run.device.value)
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):
             run.enter(step)

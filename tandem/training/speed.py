@@ -25,7 +25,7 @@ its second step and its third, which then take 4.3 and 4.9 s where others take 0
 @dataclass(frozen=True)
 class Speed:
     """Measured over a few steps on a copy: seconds for the mean step, seconds before the first that counts, bytes at
-    the peak; FLOPs of the mean step."""
+    the peak, the weights of the run itself included, which wait beside the copy; FLOPs of the mean step."""
 
     step_seconds: float
     start_seconds: float

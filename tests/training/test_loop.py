@@ -10,9 +10,10 @@ import torch
 from tandem.corpus import Batch, prepare
 from tandem.networks.context_ready import ContextReady
 from tandem.recipe import UserError, load
-from tandem.training import speed
+from tandem.training import loop, speed
+from tandem.training.device import Choice
 from tandem.training.health import NotFinite
-from tandem.training.loop import take_step, train
+from tandem.training.loop import Taken, take_step, train
 from tandem.training.run import Run
 from tandem.training.speed import Speed
 
@@ -72,6 +73,18 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(make_run):
     with pytest.raises(NotFinite, match=r"step 7: nll and gradient norm not finite.*tokens 896 to 1,024 of the text"):
         take_step(run, 7)
     assert all(torch.equal(before[n], p) or n == "norm.weight" for n, p in run.network.named_parameters())
+
+
+def test_the_peak_on_record_is_that_of_training_alone(make_run, monkeypatch):
+    run, held = make_run(budget="2 steps"), [1000]
+    run.device = Choice(torch.device("cuda"), "")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: held.append(7))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held[-1])
+    monkeypatch.setattr(loop, "take_step", lambda run, step, asked: Taken({}, {}, torch.tensor(1.0), 1e-3, None))
+    monkeypatch.setattr(loop, "finish", lambda device: None)
+    seen = []
+    train(run, [SimpleNamespace(every=1, after_step=seen.append)], lambda: None, save_every=99)
+    assert [step.memory_bytes for step in seen] == [7, 7]
 
 
 def test_measuring_leaves_the_run_as_it_was(make_run):
