@@ -159,6 +159,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     keep = recipe.checkpoint
 
     def save() -> None:
+        ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint stands on the record before it
         at, progress = run.progress.step, vars(run.progress)
         network, optimiser = run.network, run.optimiser
         checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)

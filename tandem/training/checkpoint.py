@@ -96,9 +96,9 @@ def save(
     def finish() -> None:
         manifest[PROGRESS] = _write(partial / PROGRESS, json.dumps(progress, indent=1).encode())
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _flush(partial)
+        flush(partial)
         partial.rename(target)
-        _flush(folder)
+        flush(folder)
 
     try:
         ranks.first(begin)
@@ -270,11 +270,15 @@ def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks)
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Writes a file and returns once the disk has it."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    """Writes a file and returns once the disk has it. Raises: OSError, which names the file."""
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # only that of `open` has it
+        raise
 
 
 def _write(path: Path, data: bytes) -> dict[str, int]:
@@ -291,9 +295,9 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}")
 
 
-def _flush(folder: Path) -> None:
-    """The names in a folder reach the disk apart from what is in the files."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Returns once the disk has a file, or of a folder the names: they reach it apart from what is in the files."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import tandem
-from tandem.recipe import UserError
+from tandem.comparison.pretrain import pretrain
+from tandem.recipe import UserError, load
 from tandem.training.folder import RunFolder, code_version
 
 RECIPE = """\
@@ -147,6 +148,22 @@ def test_a_failed_cut_leaves_the_record_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         folder.truncate_metrics(1)
     assert len(folder.records()) == 2
+
+
+def test_the_record_is_on_the_disk_before_a_checkpoint_that_stands_on_it(tmp_path, small_corpus, monkeypatch):
+    shape = ["network.depth=1", "network.width=16", "batch.rows=2", "batch.context=32", "sampling.tokens=2"]
+    recipe = load("decoder/tiny", [*shape, *small_corpus, "budget=2 steps", "checkpoint.every=1", "log.every=1"])
+    fsync, seen = os.fsync, []
+
+    def watched(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((path.name, path.read_bytes().count(b'"kind": "step"') if path.is_file() else 0))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    pretrain(recipe, tmp_path / "run")
+    for step in (1, 2):
+        assert ("metrics.jsonl", step) in seen[: seen.index((f".step-{step:08d}", 0))]
 
 
 def test_the_commit_is_that_of_the_code(tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ BUGS = {
          "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
         ("a checkpoint gets its name before its manifest", CHECKPOINT,
          """        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _flush(partial)
+        flush(partial)
         partial.rename(target)
 """,
          """        partial.rename(target)
         _write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _flush(target)
+        flush(target)
 """),
         ("what is read is not held against the manifest", CHECKPOINT,
          "if expected != _entry(data):", "if False:"),
