@@ -1,10 +1,12 @@
 """The command `tandem`: every sub-command is a few lines around a function of the library.
 
 What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
-(`UserError`) is told on standard error without a traceback and ends with exit code 2, as do typer's own (3: the loss is
-not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself in full.
+(`UserError`) and a disk that is full are told on standard error without a traceback and end with exit code 2, as do
+typer's own (3: the loss is not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself
+in full.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -25,6 +27,11 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room on the disk")
+CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one that this user may read and write")
+"""Of what a disk refuses, by its number; any other error of the system may be a bug."""
+
+
 class _Group(TyperGroup):
     def invoke(self, ctx):
         try:
@@ -32,14 +39,25 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(130)
+        except OSError as error:
+            if error.errno not in CURES:
+                raise
+            cure = f"{CURES[error.errno]} and start the same command again"
+            _tell(error, f"{error.filename or 'a file'}: {error.strerror}; {cure}")
+            sys.exit(2)
         except ValueError as error:
             from tandem.recipe import UserError
 
             if not isinstance(error, UserError):
                 raise
-            if not error.is_told_elsewhere:
-                print(error, file=sys.stderr)
+            _tell(error, str(error))
             sys.exit(error.exit_code)
+
+
+def _tell(error: Exception, words: str) -> None:
+    """In the one process of a run that tells it."""
+    if not getattr(error, "is_told_elsewhere", False):
+        print(words, file=sys.stderr)
 
 
 main = typer.Typer(

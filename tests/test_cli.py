@@ -1,5 +1,6 @@
 """The command answers at once, tells mistakes without a traceback, and never hides a bug."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -161,7 +162,18 @@ def test_an_interrupt_is_one_line_and_exit_code_130(command, monkeypatch):
     assert command("show") == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("bug", [ValueError("a bug"), KeyError("a bug"), AssertionError("a bug")])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES])
+def test_what_a_disk_refuses_is_told_with_its_cure(command, monkeypatch, number):
+    monkeypatch.setattr(cli, "_fill", raising(OSError(number, "not here", "runs/mine/plan.json")))
+    code, out, errors = command("show")
+    assert (code, out) == (2, "") and errors.startswith("runs/mine/plan.json: not here; make ")
+    assert errors.endswith(" and start the same command again\n")
+
+
+BUGS = [ValueError("a bug"), KeyError("a bug"), AssertionError("a bug"), OSError(errno.EINVAL, "a bug")]
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_not_hidden(command, monkeypatch, bug):
     monkeypatch.setattr(cli, "_fill", raising(bug))
     with pytest.raises(type(bug), match="a bug"):

@@ -69,8 +69,7 @@ class Ranks:
         except (UserError, OSError) as raised:
             error = raised
         if error := next((e for e in self.gather(error) if e is not None), None):
-            if isinstance(error, UserError):
-                error.is_told_elsewhere = not self.is_first
+            error.is_told_elsewhere = not self.is_first  # type: ignore[attr-defined]
             raise error
 
     def gather(self, mine: T) -> list[T]:

@@ -87,6 +87,8 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
         _write_slowly()
     if damage == "full" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         _fill_disk(at)
+    if damage == "no plan":
+        pretrain.replace_file = lambda path, data: checkpoint.write_durably(Path("/dev/full"), data)
     if damage == "mixed":
         device.cpu_flags = lambda: {"amx_bf16"} if os.environ["RANK"] == "0" else set()
     cli.main(arguments)

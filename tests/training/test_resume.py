@@ -129,6 +129,14 @@ def test_a_mistake_is_told_once(tmp_path, small_corpus, wrong, message):
     assert not (tmp_path / "wrong").exists()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_disk_that_has_no_room_for_the_plan_ends_all_with_one_message(tmp_path, small_corpus):
+    ranks = start(tmp_path / "full", small_corpus, count=2, damage="no plan")
+    finish(ranks, 2)
+    said = "/dev/full: No space left on device; make room on the disk and start the same command again"
+    assert ranks.said.count(said) == 1 and "Traceback" not in ranks.said, ranks.said
+
+
 def test_machines_that_choose_differently_are_told_once_and_nothing_hangs(tmp_path, small_corpus):
     ranks = start(tmp_path / "mixed", small_corpus, count=2, damage="mixed", more=["training.precision=auto"])
     finish(ranks, 2)
