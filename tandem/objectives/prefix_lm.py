@@ -45,8 +45,13 @@ class PrefixLM(OneTarget):
         """All rows of a step draw alike."""
         after: Literal["next_token", "span_corruption"] | None = None
         """What the run is asked first, by its defaults; null: nothing."""
-        since: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.9
-        """Where that ends: a step, or a share of the run's steps, rounded down."""
+        since: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] | None = None
+        """Where that ends: a step, or a share of the run's steps, rounded down; 0.9 unless given."""
+
+        def derive(self) -> dict[str, Any]:
+            if self.after is None and self.since is not None:
+                raise ValueError(f"since = {self.since}: where what is asked first ends; name it in after")
+            return {"since": 0.9} if self.after else {}
 
     def __init__(self, config: Config):
         self.config = config
@@ -73,14 +78,14 @@ class PrefixLM(OneTarget):
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps: that of what is asked first, where anything is, and its own."""
         c, T, found, since = self.config, rows.context, [], 0
-        if self.first is not None and (since := whole_steps(c.since, steps)):
+        if self.first is not None and (since := whole_steps(c.since or 0, steps)):
             found = self.first.phases(rows, steps)
             rows = rows.from_token(found[-1].view.read(since))
         return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
 
     def require(self, steps: int) -> None:
         """Raises: UserError where a run of `steps` steps ends before the step that is to begin prefix LM."""
-        if self.first is not None:
+        if self.config.since is not None:
             require_reached("objective.since", self.config.since, steps, "come to prefix LM", "none of it")
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:

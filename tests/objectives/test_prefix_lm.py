@@ -157,10 +157,20 @@ def test_one_run_of_both_is_a_language_model(tuned, tmp_path, small_corpus):
 
 
 def test_a_run_that_would_never_come_to_prefixes_is_refused():
-    for after, since in (("next_token", 9), ("next_token", 1.0), (None, 10)):
+    for after, since in (("next_token", 9), ("next_token", 1.0), (None, None)):
         whole_run(after, since=since)[0].require(10)
     with pytest.raises(UserError, match=r"objective.since = 10: the run has 10 steps.*never come to prefix LM"):
         whole_run("next_token", since=10)[0].require(10)
+
+
+def test_where_nothing_ends_is_refused(tmp_path):
+    given = ["objective={name: prefix_lm}", "evaluation.prefix=true"]
+    recipe = load("decoder/tiny", given)
+    (tmp_path / "whole.yaml").write_text(recipe.to_yaml())
+    assert load(str(tmp_path / "whole.yaml")).objective.since is None
+    assert load("decoder/tiny", [*given, "objective.after=next_token"]).objective.since == 0.9
+    with pytest.raises(UserError, match=r"since = 0\.5: where what is asked first ends; name it in after"):
+        load("decoder/tiny", [*given, "objective.since=0.5"])
 
 
 @pytest.mark.parametrize(
