@@ -69,7 +69,7 @@ def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any]
 def plan(recipe: Recipe) -> str:
     """What `pretrain` would do, cost and take, and where every value of the recipe comes from."""
     run = Run(recipe, prepared(recipe))
-    run.require_switch()
+    run.require_steps()
     lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
     width = max(len(key) for key, _, _ in recipe.table())
     values = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in recipe.table()]
@@ -83,7 +83,7 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
     run = Run(recipe, corpus, steps, ranks, fresh)
     if fresh:
         with ranks.together():
-            run.require_switch()
+            run.require_steps()
     return run
 
 

@@ -152,10 +152,14 @@ class Run:
             low, high = (middle, high) if price(middle) <= amount else (low, middle)
         return low
 
-    def require_switch(self) -> None:
-        """Raises: UserError where the objective is told of a step that the run does not reach."""
+    def require_steps(self) -> None:
+        """Raises: UserError where the recipe names a step that the run does not reach."""
         if hasattr(self.objective, "require"):
             self.objective.require(self.steps)
+        if late := [step for step in self.recipe.checkpoint.milestones if step > self.steps]:
+            raise UserError(
+                f"checkpoint.milestones: the run has {self.steps:,} steps, so it would never save {late}; take them out"
+            )
 
     def enter(self, step: int) -> None:
         """What happens once, before the first step of a phase."""

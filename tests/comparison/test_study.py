@@ -49,9 +49,12 @@ def test_runs_share_what_they_may_spend_together(tmp_path, small_corpus):
 
 
 def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
-    study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.3")
-    assert {str(study.recipe(trial).budget) for trial in study.trials()} == {"9 steps"}
-    assert {str(study.recipe(run).budget) for run in study.runs(dict.fromkeys(study.arms, 1e-3))} == {"30 steps"}
+    kept = ["checkpoint.every=10", "checkpoint.milestones=[20]"]
+    study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.3", *kept)
+    trials = map(study.recipe, study.trials())
+    runs = map(study.recipe, study.runs(dict.fromkeys(study.arms, 1e-3)))
+    assert {(str(trial.budget), *trial.checkpoint.milestones) for trial in trials} == {("9 steps",)}
+    assert {(str(run.budget), *run.checkpoint.milestones) for run in runs} == {("30 steps", 20)}
     text = STUDY.replace("budget: 30 steps", "together: 2 minutes")
     study = read(tmp_path, small_corpus, "seeds=[1, 2]", "rates=[1e-3, 4e-3]", "trial_share=0.5", text=text)
     assert str(study.budget) == "20 seconds" and str(study.recipe(study.trials()[0]).budget) == "10 seconds"
