@@ -81,8 +81,9 @@ class Run:
         with ranks.together():
             self.compiled = choose_compile(recipe.training, self.device.value, paid)
             self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
-            chosen = {"device": self.device.value.type, "precision": self.precision.value}
-            chosen |= {"compile": self.compiled.value, "parallel": self.parallel.value}
+        chosen = {"device": self.device.value.type, "precision": self.precision.value}
+        chosen |= {"compile": self.compiled.value, "parallel": self.parallel.value}
+        with ranks.together():
             ranks.require_alike({f"training.{key}": v for key, v in chosen.items()} | {"corpus": corpus.fingerprints})
         self._equip()
         self.speed: Speed | None = None
