@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typed import tandem
+from typed import hiding, tandem
 
 ROOT = Path(__file__).parents[1]
 LINES = [line.split("  #")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()]
 LINES = [line for line in LINES if line.startswith("tandem ")]
 
 
-def without_extras(folder: Path) -> str:
-    """A folder that, on PYTHONPATH, hides from a process what `make demo` does not install."""
+def not_in_the_demo() -> list[str]:
+    """What `make demo` does not install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = re.search(r"/\.core: EXTRAS := ([\w,]+)", (ROOT / "Makefile").read_text())[1].split(",")
     hidden = [re.match(r"[\w-]+", need)[0] for name in extras.keys() - set(installed) for need in extras[name]]
     assert {"pyarrow", "transformers", "triton"} <= set(hidden) and "matplotlib" not in hidden
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({hidden})\n")
-    return str(folder)
+    return hidden
 
 
 @pytest.mark.slow
@@ -48,7 +47,7 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
         if words[0] == "compare":
             words += [*small, "budget=2 steps", "batch.rows=10", "together=null"]
             words += ["evaluation.points=1", "evaluation.documents=5"]
-            monkeypatch.setenv("PYTHONPATH", without_extras(tmp_path))
+            monkeypatch.setenv("PYTHONPATH", hiding(not_in_the_demo(), tmp_path))
         done = tandem(*words)
         assert done.exit_code == 0 and done.stdout.strip() and not done.stderr, f"{line}\n{done.output}"
     assert (tmp_path / "exported" / "model.safetensors").exists()
