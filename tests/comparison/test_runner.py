@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tiny import STUDY, TrainedHere, read, write
-from typed import hiding, tandem
+from forked import Forked, forked
+from tiny import STUDY, read, write
+from typed import tandem
 
+from tandem import cli
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.study import Job
@@ -26,16 +29,30 @@ TRIED = STUDY + "rates: [1e-3, 4e-3]\n"
 RUNS = 6
 
 
-def start(study: Path, studies: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tandem", "compare", study, "--studies", studies, *options]
-    environment = {**os.environ, "PYTHONPATH": hiding(["matplotlib"], studies)}  # a second of every run
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+def command(*arguments: str) -> None:
+    sys.modules["matplotlib"] = None  # a second of every run
+    runner.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+    cli.main(["compare", *arguments])
 
 
-def finish(process: subprocess.Popen) -> str:
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return out
+class Command:
+    """`tandem compare`, it and each of its runs a process of its own."""
+
+    def __init__(self, study: Path, log: str, *options: str):
+        self.log = study.with_name(log)
+        self.process = forked(self.log, command, str(study), "--studies", str(study.parent), *options)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            assert self.process.is_alive(), self.log.read_text()
+            time.sleep(0.002)
+
+    def end(self, number: int | None = None) -> str:
+        """What it said until it ended, by the signal `number` or by itself."""
+        if number is not None:
+            os.kill(self.process.pid, number)
+        self.process.join(120)
+        return self.log.read_text()
 
 
 def here(study: Path, studies: Path) -> str:
@@ -54,12 +71,6 @@ def lines(folder: Path):
     return [without_clocks(json.loads(line)) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def until(process: subprocess.Popen, holds):
-    while not holds():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.002)
-
-
 def steps_of(run: Path) -> int:
     metrics = run / "metrics.jsonl"
     return metrics.read_bytes().count(b'"kind": "step"') if metrics.exists() else 0
@@ -67,11 +78,9 @@ def steps_of(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small_corpus):
-    """The study, finished without interruption by this process alone."""
+    """The study, finished without interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "Training", TrainedHere)
-        out = here(write(folder, small_corpus, TRIED), folder)
+    out = Command(write(folder, small_corpus, TRIED), "log").end()
     assert "run 6 of 6" in out and "report" in out
     return folder / "tiny"
 
@@ -113,27 +122,26 @@ def test_cut_off_three_times_and_finished_by_two_commands_it_is_the_same_study(w
     study, folder = write(tmp_path, small_corpus, TRIED), tmp_path / "tiny"
     first, later = folder / "runs" / "deep-lr0.001", folder / "runs" / "deep-lr0.004"
 
-    process = start(study, tmp_path)  # inside a run, both processes killed at once
-    until(process, lambda: steps_of(first) >= 12)
-    process.send_signal(signal.SIGSTOP)
+    first_command = Command(study, "1.log")  # inside a run, both processes killed at once
+    first_command.until(lambda: steps_of(first) >= 12)
+    os.kill(first_command.process.pid, signal.SIGSTOP)
     os.kill(int((first / ".lock").read_text()), signal.SIGKILL)
-    process.kill()
-    process.communicate()
+    first_command.end(signal.SIGKILL)
     assert not (first / "result.json").exists()
 
-    process = start(study, tmp_path)  # between runs, the command alone
-    until(process, (first / "result.json").exists)
-    process.kill()
-    process.communicate()
+    between = Command(study, "2.log")  # between runs, the command alone
+    between.until((first / "result.json").exists)
+    between.end(signal.SIGKILL)
 
-    process = start(study, tmp_path)  # inside a run, as by Ctrl-C
-    until(process, lambda: steps_of(later) >= 7)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "of 6 runs finished; the same command goes on" in errors
+    asked = Command(study, "3.log")  # inside a run, as by Ctrl-C
+    asked.until(lambda: steps_of(later) >= 7)
+    assert "of 6 runs finished; the same command goes on" in asked.end(signal.SIGINT)
+    assert asked.process.exitcode == 130
 
-    both = [start(study, tmp_path), start(study, tmp_path)]
-    assert sum("report" in finish(process).splitlines()[-1] for process in both) >= 1
+    both = [Command(study, "4.log"), Command(study, "5.log")]
+    last_lines = [command.end().splitlines()[-1] for command in both]
+    assert [command.process.exitcode for command in both] == [0, 0], last_lines
+    assert any("report" in line for line in last_lines)
     assert lines(folder) == lines(whole) and len(lines(folder)) == RUNS
     assert (folder / "table.txt").exists() and (folder / "report.html").exists()
     processes = {r.name: len(json.loads((r / "environment.json").read_text())) for r in (folder / "runs").iterdir()}
@@ -168,10 +176,10 @@ def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus
 @pytest.mark.slow
 def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, small_corpus):
     text = STUDY.replace("budget: 30 steps", "budget: 100 tokens").replace("{network.depth: 1}", "{batch: {rows: 8}}")
-    process = start(write(tmp_path, small_corpus, text), tmp_path, "--processes", "2")
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 2 and "Traceback" not in errors
-    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in errors and "deep" not in errors
+    failing = Command(write(tmp_path, small_corpus, text), "log", "--processes", "2")
+    said = failing.end()
+    assert failing.process.exitcode == 2 and "Traceback" not in said
+    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in said and "deep-seed1:" not in said
     assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
     listed = tandem("compare", tmp_path / "tiny.yaml", "--studies", tmp_path, "--list").stdout.splitlines()
     assert "finished" in listed[0] and "failed: budget" in listed[1]

@@ -1,19 +1,15 @@
-"""Processes that train, forked from one that has imported everything: each starts in a fraction of a second."""
+"""Processes that train together, and what they are told to do."""
 
 import contextlib
 import json
-import multiprocessing
 import os
 import resource
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch.distributed.checkpoint
-import torch.distributed.fsdp
+from forked import forked
 
 from tandem import cli
 from tandem.comparison import pretrain
@@ -23,7 +19,6 @@ from tandem.training.loop import take_step
 from tandem.training.parallel import joined
 from tandem.training.run import Run
 
-ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds after which a process is said to hang."""
 
@@ -32,9 +27,6 @@ class Ranks:
     """`count` processes that each run `target(*arguments)`; what they print lies in `log`.0, `log`.1, ..."""
 
     def __init__(self, count: int, log: Path, target: Callable, *arguments):
-        os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it is told of sys.path
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", *COMMANDS, PLOTS])
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -42,11 +34,8 @@ class Ranks:
         self.processes = []
         for rank in range(count):
             group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-            env = {key: str(value) for key, value in group.items()}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            process = context.Process(target=_begin, args=(env, self.logs[rank], target, arguments), daemon=True)
-            process.start()
-            self.processes.append(process)
+            env = group | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            self.processes.append(forked(self.logs[rank], target, *arguments, env=env))
 
     def wait(self) -> list[int]:
         """Exit codes, negative for signals. A process that does not end by itself is an error."""
@@ -61,24 +50,6 @@ class Ranks:
     @property
     def said(self) -> str:
         return "\n".join(log.read_text() if log.exists() else "" for log in self.logs)
-
-
-PLOTS = "matplotlib.backends.backend_agg"
-COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.networks", "tandem.objectives"]
-
-
-def _begin(env: dict[str, str], log: Path, target: Callable, arguments: tuple) -> None:
-    os.environ.update(env)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    torch.set_num_threads(1)
-    try:
-        target(*arguments)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def command(arguments: list[str], damage: str | None = None, at: int = 0) -> None:
