@@ -59,7 +59,8 @@ class GradientRoles(Analysis):
         """Of documents, for the intervals."""
 
     def measure(self, run: Run) -> dict[str, Any]:
-        c, store, network = self.config, run.corpus.validation, run.network.eval()
+        c, store = self.config, run.corpus.validation
+        network: Any = run.network.eval()  # with what it `asks`
         if getattr(network.config, "moe", None):
             raise UserError(
                 "analyse gradient_roles: a mixture of experts gives a slot no gradient of its own in one product; "

@@ -135,4 +135,5 @@ class FoldedRows:
 
 
 def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in (tokens, targets, starts)))
+    inputs, goals, begins = (torch.from_numpy(np.ascontiguousarray(array)) for array in (tokens, targets, starts))
+    return Batch(inputs, goals, begins)

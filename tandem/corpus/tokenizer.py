@@ -59,7 +59,7 @@ class Tokenizer:
         inner.encode_special_tokens = True  # spelled out in a text, they are text
         self._inner = inner
         self.end = end
-        self.eos: int = inner.token_to_id(end)
+        self.eos: int = inner.token_to_id(end)  # type: ignore[assignment] - it was just added
         self.vocabulary = 1 + max(self.eos, *ids.values())
         if end not in ids and self.eos in ids.values():
             raise UserError(f"corpus.tokenizer: ids have holes, so the document end would share id {self.eos}")

@@ -113,7 +113,9 @@ class PackedRows:
         targets = np.where(is_first, IGNORE, tokens)
         row_begins = begin + np.arange(0, rows * T, T)
         starts = np.maximum(begins[:-1].reshape(rows, T) - row_begins[:, None], 0)
-        return Batch(*map(torch.from_numpy, (tokens[:-1].reshape(rows, T), targets[1:].reshape(rows, T), starts)))
+        arrays = tokens[:-1].reshape(rows, T), targets[1:].reshape(rows, T), starts
+        tokens, targets, starts = map(torch.from_numpy, arrays)
+        return Batch(tokens, targets, starts)
 
 
 def equal_part(rows: int, parts: int) -> int:
@@ -174,9 +176,8 @@ def rows_of(
             blocks[row, column : fresh.start], blocks[row, fresh] = column, fresh.start
             targets[row, fresh] = text[asked + 1 : last + 1]
             document[row, fresh], index[row, fresh] = i, np.arange(asked + 1, last + 1)
-        batch = Batch(*map(torch.from_numpy, (tokens, targets, starts)))
-        if divided:
-            batch = replace(batch, blocks=torch.from_numpy(blocks))
+        tokens, targets, starts, blocks = map(torch.from_numpy, (tokens, targets, starts, blocks))
+        batch = Batch(tokens, targets, starts, blocks=blocks if divided else None)
         yield ScoringBatch(batch, torch.from_numpy(document), torch.from_numpy(index))
 
 

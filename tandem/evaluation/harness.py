@@ -178,7 +178,7 @@ def _options(given: dict[str, Any]) -> tuple[int, list[str]]:
 
     Raises: UserError where a task draws at random.
     """
-    options = normalize_gen_kwargs(given, MOST_TOKENS)
+    options: dict[str, Any] = {**normalize_gen_kwargs(given, MOST_TOKENS)}
     if options["do_sample"]:
         raise UserError(
             "a task draws its texts at random (generation_kwargs: do_sample, temperature): only the likeliest text is "

@@ -222,10 +222,7 @@ class ContextReady(Network):
         """c(1), c(2), ... without end; each is computed when it is asked for."""
         first, c = _first(starts).to(e.device), None
         while True:
-            if self.recompute and torch.is_grad_enabled():  # of a pass, its corrections alone are kept
-                c = torch.utils.checkpoint.checkpoint(self.next, e, c, reader, first, use_reentrant=False)
-            else:
-                c = self.next(e, c, reader, first)
+            c = self.recomputed(self.next, e, c, reader, first)  # of a pass, its corrections alone are kept
             yield c
 
     def next(self, e: Tensor, c: Tensor | None, reader: Any, first: Tensor) -> Tensor:

@@ -3,15 +3,13 @@
 Letters: N tokens, q labels, P packed positions, R rows (sentences) of a step, C width.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import Batch, StreamBatch
 from tandem.networks.gestalt_blocks import MemoryBlock
@@ -81,7 +79,7 @@ class Reading:
             held = {layer: [p[:R] for p in projected[layer][t - n : t]] for layer in layers}
             slots = [m[:R] for m in thoughts[t - n : t]] if c.in_context else []
             seeds = seed if c.seed and t else None
-            state, thought, length = self._kept(self._sentence_step, t, rest, seeds, held, slots)
+            state, thought, length = network.recomputed(self._sentence_step, t, rest, seeds, held, slots)
             states.append(state)
             if thought is None:
                 continue
@@ -142,7 +140,8 @@ class Reading:
         every = torch.cat(thoughts) if thoughts and layers else None
         projected = {layer: network.stack[layer].memory.project(every) for layer in layers if every is not None}  # type: ignore[union-attr]
         return [
-            self._kept(self._chunk, i, [states[t] for t in group], projected) for i, group in enumerate(layout.groups)
+            network.recomputed(self._chunk, i, [states[t] for t in group], projected)
+            for i, group in enumerate(layout.groups)
         ]
 
     def _chunk(self, i: int, states: list[Tensor], projected: dict[int, Tensor]) -> Tensor:
@@ -172,9 +171,3 @@ class Reading:
     def _reader(self, rows: Rows) -> PackedReader:
         more = -len(rows.places) % ROUND if self.rounds else 0
         return PackedReader(rows, self.whole_rotation, self.attention, more)
-
-    def _kept(self, function: Callable, *arguments: Any) -> Any:
-        """function(*arguments), keeping only these for the backward when the network recomputes."""
-        if self.network.recompute and torch.is_grad_enabled():
-            return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-        return function(*arguments)

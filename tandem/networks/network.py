@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
@@ -236,12 +237,17 @@ class Network(nn.Module):
         return sum((parameter.sum() * 0.0 for module in idle for parameter in module.parameters()), start=hidden)
 
     def run_block(self, block: nn.Module, x: Tensor, reader: Any, *more: Any) -> Tensor:
-        """block(x, reader, ...), keeping only x for the backward when `recompute` is on."""
+        """block(x, reader, ...), `recomputed`."""
         # A method, not the list: FSDP hands over copies of lists
-        tell = {"tell": self.routings.append} if getattr(self.config, "moe", None) and torch.is_grad_enabled() else {}
-        if self.recompute and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(block, x, reader, *more, use_reentrant=False, **tell)
-        return block(x, reader, *more, **tell)
+        routed = getattr(self.config, "moe", None) and torch.is_grad_enabled()
+        tell: dict[str, Any] = {"tell": self.routings.append} if routed else {}
+        return self.recomputed(block, x, reader, *more, **tell)
+
+    def recomputed(self, function: Callable[..., Any], *given: Any, **told: Any) -> Any:
+        """function(*given), keeping only what is given for the backward when `recompute` is on."""
+        if self.recompute and torch.is_grad_enabled():  # what is drawn inside is keyed (nn/dropout.py)
+            return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False, **told)
+        return function(*given, **told)
 
     def start_from(self, other: "Network") -> None:
         """Takes over the weights of a trained network.

@@ -259,6 +259,8 @@ class StreamSession(DecoderSession):
     prediction, only the last of several tokens has one.
     """
 
+    network: SPS
+
     def __init__(self, network: SPS, rows: int):
         super().__init__(network, rows)
         self.rings: list[Any] = [Cache(network.config.window) for _ in network.blocks]
@@ -294,11 +296,11 @@ class StreamSession(DecoderSession):
             return super().__call__(layer, q, k, v)
         stores = self._stores(layer)
         kv = [store.append(*new) for store, *new in zip(stores, k.chunk(2), v.chunk(2), strict=True)]
-        k, v = zip(*kv, strict=True)
+        keys, values = zip(*kv, strict=True)
         if self.plan is None:
-            keys = tuple(x.shape[2] for x in k)
-            self.plan = self._reading(q.shape[2], keys, keys, q.device)
-        return self.plan(q, k, v)
+            ends = tuple(x.shape[2] for x in keys)
+            self.plan = self._reading(q.shape[2], ends, ends, q.device)
+        return self.plan(q, keys, values)
 
     def _stores(self, layer: int) -> tuple[Any, Any]:
         """Of the inputs, then of the predictions."""

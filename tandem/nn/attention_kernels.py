@@ -21,6 +21,9 @@ channels of a tensor are neighbours. BLOCK_D is D rounded up to a power of two.
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
+# What the compiler takes for a constexpr, a range or a tuple is none to a reader of types.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 import triton
 import triton.language as tl
 

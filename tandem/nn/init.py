@@ -93,8 +93,8 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     for module in network.modules():
         if isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
+                nn.init.zeros_(bias)
         elif isinstance(module, Embedding):
             _draw_table(module.weight, scheme, generator)
         elif isinstance(module, Linear):

@@ -83,7 +83,8 @@ def halving() -> ContextReady:
     network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()  # type: ignore[call-arg]
     assert isinstance(network, ContextReady)
     network.correction = _Half()  # type: ignore[assignment]
-    for linear in (network.blocks[0].output, network.blocks[0].mlp.down):  # type: ignore[union-attr]
+    block: Any = network.blocks[0]
+    for linear in (block.output, block.mlp.down):
         nn.init.zeros_(linear.weight)
     nn.init.ones_(network.wrapped.table.weight)
     return network

@@ -52,8 +52,9 @@ def same_gradients(actual: Network, expected: Network, what: str, own: Callable[
     theirs = dict(expected.named_parameters())
     for name, parameter in actual.named_parameters():
         if (other := own(name)) is not None:
-            assert parameter.grad is not None and theirs[other].grad is not None, f"{what}: {name} has no gradient"
-            close(parameter.grad, theirs[other].grad, EXACT, f"{what}: gradient of {name}")
+            actual_grad, expected_grad = parameter.grad, theirs[other].grad
+            assert actual_grad is not None and expected_grad is not None, f"{what}: {name} has no gradient"
+            close(actual_grad, expected_grad, EXACT, f"{what}: gradient of {name}")
 
 
 # ---- what a score may depend on -------------------------------------------------------------------------------------
