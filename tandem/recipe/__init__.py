@@ -27,7 +27,8 @@ The YAML is that of version 1.2 (`6e-4` is a number; `no` and `12:30` are text) 
 may be written `2e6`. Mappings merge key by key with those that they extend, anything else replaces, and a section whose
 `name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a text is taken
 from the environment when the recipe is read; a saved recipe and its fingerprint keep it as written, so that a run can
-move to where its data lie elsewhere.
+move to where its data lie elsewhere. A saved recipe says everything: where something is changed on top of it, it asks
+what becomes of the values that had followed from that.
 """
 
 from tandem.recipe.budget import Budget, parse_budget

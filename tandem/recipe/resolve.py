@@ -5,9 +5,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from tandem.recipe.budget import Budget, parse_budget
 from tandem.recipe.document import (
@@ -23,7 +24,7 @@ from tandem.recipe.document import (
     shown,
     to_yaml,
 )
-from tandem.recipe.options import RECIPE, as_written, origins, read_options
+from tandem.recipe.options import RECIPE, as_written, join, origins, read_options
 from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, registered
 
 
@@ -123,8 +124,8 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
 
     Raises: UserError with one line for each of `problems` and each one found here.
     """
-    recipe = Recipe()
-    tree = Node(functools.reduce(_over, layers, Node({}, DEFAULT)).value, origin)
+    recipe, trees = Recipe(), [*accumulate(layers, _over, initial=Node({}, DEFAULT))]
+    tree = Node(trees[-1].value, origin)
     kinds = list(filter(registered, SECTIONS))
     if not kinds:
         raise RuntimeError("nothing is registered; import tandem.networks and the other parts before loading a recipe")
@@ -134,8 +135,36 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
         _read_section(kind, tree.at(kind) or Node({}, tree.origin), recipe, problems)
     for cls in recipe.choices.values():
         _check(cls, tree, recipe, problems)
+    for below in trees:
+        for kind, settings in recipe.settings.items():
+            _require_derived_anew(kind, settings, below.at(kind), tree.at(kind), problems)
     problems.raise_any()
     return recipe
+
+
+def _require_derived_anew(
+    kind: str, settings: Settings, below: Node | None, above: Node | None, problems: Problems
+) -> None:
+    """Refuses what a file, such as a saved recipe, says as it followed from values that are changed on top of it."""
+    keys = settings.derive().keys()
+    if not (keys and below and above) or below is above:
+        return
+    was, now = (_following(type(settings), keys, node) for node in (below, above))
+    for key in keys:
+        written = above.at(key)
+        if written and written is below.at(key) and written.value == was.get(key) != now.get(key):
+            value, key, follows = shown(written.value), join(kind, key), shown(now.get(key))
+            reason = f"followed from what is changed; {key}=null makes it {follows}, {key}={value} keeps it"
+            problems.add(written.origin, f"{key} = {value}: {reason}")
+
+
+def _following(config: type[Settings], keys: Iterable[str], node: Node) -> dict[str, Any]:
+    """What `derive` gives for `keys` where a section says nothing of them; nothing where it is wrong in itself."""
+    given = {key: inner.plain() for key, inner in node.value.items() if key not in {"name", *keys}}
+    try:
+        return config.model_validate_json(json.dumps(given)).model_dump()
+    except ValidationError:
+        return {}
 
 
 def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ()) -> Any:

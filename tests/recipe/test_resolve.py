@@ -152,6 +152,21 @@ def test_the_saved_recipe_is_read_back_equal(overrides, monkeypatch):
     assert {str(origin).partition(":")[0] for origin in again.origins.values()} == {"saved.yaml"}
 
 
+def test_what_a_saved_recipe_says_of_values_that_follow_from_others_does_not_outlive_these():
+    Path("saved.yaml").write_text(recipe().to_yaml())
+    child = "extends: saved.yaml\nnetwork: {name: decoder, heads: 8}\n"
+    told = r"saved.yaml:\d+  network.head_width = 16: .*; network.head_width=null makes it %s, network.head_width=16 k"
+    for given, follows in (([], 8), (["network.width=96"], 12)):
+        with pytest.raises(UserError, match=told % follows):
+            recipe(child, given)
+    assert recipe(child, ["network.head_width=null"]).network.head_width == 8
+    assert recipe(child, ["network.head_width=16"]).network.head_width == 16
+    assert recipe(child, ["network.width=128"]).network.head_width == 16  # as said
+    assert load("saved.yaml", ["network.depth=3", "network.heads=4"]).network.head_width == 16
+    Path("own.yaml").write_text(BODY.replace("decoder", "decoder\n  head_width: 20"))
+    assert load("own.yaml", ["network.heads=8"]).network.head_width == 20  # followed from nothing
+
+
 def test_a_variable_is_expanded_where_it_is_used_and_kept_where_it_is_saved(monkeypatch):
     text = BODY.replace("[a.txt]", '["${HERE}/${HERE}.txt", $HERE]')
     monkeypatch.setenv("HERE", "x")
