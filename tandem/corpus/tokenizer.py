@@ -45,6 +45,7 @@ class Tokenizer:
     Attributes:
         end: the token that ends a document; no text contains it.
         eos: its id.
+        is_end_added: whether the tokenizer had none.
         vocabulary: V, the number of ids that a document can contain, `eos` included.
     """
 
@@ -58,10 +59,10 @@ class Tokenizer:
         inner.add_special_tokens([end])  # one that is there keeps its id
         inner.encode_special_tokens = True  # spelled out in a text, they are text
         self._inner = inner
-        self.end = end
+        self.end, self.is_end_added = end, end not in ids
         self.eos: int = inner.token_to_id(end)  # type: ignore[assignment] - it was just added
         self.vocabulary = 1 + max(self.eos, *ids.values())
-        if end not in ids and self.eos in ids.values():
+        if self.is_end_added and self.eos in ids.values():
             raise UserError(f"corpus.tokenizer: ids have holes, so the document end would share id {self.eos}")
 
     def encode(self, text: str) -> np.ndarray:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tandem.corpus import Tokenizer
+from tandem.corpus.tokenizer import DOCUMENT_ENDS
 from tandem.export.files import CONFIG, TOKENIZER, read_config, read_tokenizer, read_weights
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import padded
@@ -37,6 +38,11 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
     described = read_config(folder)
     config = _settings(described, folder / CONFIG)
     tokenizer = read_tokenizer(folder)
+    if tokenizer.is_end_added and (end := described.get("eos_token_id")) is not None:
+        raise UserError(
+            f"{folder / TOKENIZER}: none of its tokens is called {', '.join(DOCUMENT_ENDS)}, but the model ends its "
+            f"texts (eos_token_id = {end}): rename that token to {tokenizer.end}"
+        )
     rows, context = (_count(described, key, folder / CONFIG) for key in ("vocab_size", "max_position_embeddings"))
     if tokenizer.vocabulary > rows:
         raise UserError(
@@ -50,8 +56,8 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
 
 def _count(described: dict[str, Any], key: str, path: Path) -> int:
     value = described.get(key)
-    if not isinstance(value, int):
-        raise UserError(f"{path}: {key} = {value}: must be a whole number")
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"{path}: {key} = {value}: must be a whole number, at least 1")
     return value
 
 
@@ -90,12 +96,18 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
         return
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(value := described.get(key) or {}, dict):
+            yield f"{key} = {value}: must be a mapping"
+            return
     rotary = _rotary(described)
     kind = rotary.get("rope_type", rotary.get("type"))
     turned = rotary.get("partial_rotary_factor", described.get("partial_rotary_factor"))
-    wide, biased = "layers read all tokens of a document", "this decoder has biases everywhere or nowhere"
+    wide, scaled = "layers read all tokens of a document", "rotary positions are not scaled here"
+    biased = "this decoder has biases everywhere or nowhere"
     checks: list[tuple[str, Any, bool, str]] = [
-        ("rope_type", kind, kind in (None, "default"), "rotary positions are not scaled here"),
+        ("rope_type", kind, kind in (None, "default"), scaled),
+        ("rope_scaling's factor", factor := rotary.get("factor", 1), factor in (None, 1), scaled),
         ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
         ("hidden_act", act := described.get("hidden_act", "silu"), act == "silu", "the MLP is swiglu"),
         ("layer_types", layers := described.get("layer_types") or [], {*layers} <= {"full_attention"}, wide),

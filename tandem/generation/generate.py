@@ -148,7 +148,8 @@ def _pieces(
     max_tokens: int,
 ) -> Iterator[Piece]:
     """Of the prompts from number `first` on, which are served together."""
-    streams, counts = [TextStream(tokenizer) for _ in starts], [0 for _ in starts]
+    texts = ([token for token in start if token < tokenizer.vocabulary and token != tokenizer.eos] for start in starts)
+    streams, counts = [TextStream(tokenizer, text[-1:]) for text in texts], [0 for _ in starts]
     drawn = generate(
         network,
         starts,
@@ -185,12 +186,13 @@ class TextStream:
     """Tokens to text, piece by piece: a character that spans tokens appears with its last one.
 
     New tokens are decoded behind those of the last piece, because a decoder may treat the first token of a text in
-    its own way (drop its space); what the last piece alone gives is cut off again.
+    its own way (drop its space); what the last piece alone gives is cut off again. The first ones are decoded behind
+    `shown`, the end of what went before.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, shown: Sequence[int] = ()):
         self.tokenizer = tokenizer
-        self.shown: list[int] = []
+        self.shown = list(shown)
         self.held: list[int] = []
 
     def push(self, token: int) -> str:

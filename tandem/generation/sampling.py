@@ -50,14 +50,13 @@ class Sampler:
     def choose(self, logits_BV: Tensor, generators: Sequence[Generator]) -> Tensor:
         """One token for each row, (B,) int64; a row advances its generator by one draw, at temperature 0 by none.
 
-        Raises: UserError naming the row, where the logits leave no token or an infinitely likely one to choose.
+        Raises: UserError where the logits of a row leave no token or an infinitely likely one to choose.
         """
         c = self.config
         largest_B1 = logits_BV.amax(-1, keepdim=True)
         if not (finite_B := largest_B1.isfinite().flatten()).all():
-            row = int(finite_B.logical_not().nonzero()[0])
             raise UserError(
-                f"row {row} has no probabilities: its largest logit is {largest_B1[row].item()}; "
+                f"a text has no probabilities: its largest logit is {largest_B1.flatten()[~finite_B][0].item()}; "
                 "the network's weights have diverged: take an earlier checkpoint"
             )
         if c.temperature == 0:

@@ -75,6 +75,9 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"architectures": "absent"}, "architectures = None"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
+        ({"rope_parameters": {"factor": 2.0}}, "factor = 2.0: rotary positions are not scaled"),
+        ({"rope_scaling": "linear"}, "rope_scaling = linear: must be a mapping"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings = 0: must be a whole number, at least 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"attention_bias": True, "mlp_bias": True}, "(?s)attention_bias = True.*\n.*mlp_bias = True"),
         ({"use_sliding_window": True}, "use_sliding_window = True: layers read all tokens"),
@@ -120,6 +123,16 @@ def test_a_tokenizer_of_another_model_is_refused(llama):
     rewrite(llama / "config.json", vocab_size=259)
     with pytest.raises(UserError, match=r"tokenizer\.json: .* its document end .* the model's table has 259"):
         load_exported(llama)
+
+
+def test_a_document_end_that_is_not_known_by_name_is_refused(llama):
+    path = llama / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "<done>"))
+    rewrite(llama / "config.json", eos_token_id=7)
+    with pytest.raises(UserError, match=r"none of its tokens is called .*eos_token_id = 7.*to <\|endoftext\|>"):
+        load_exported(llama)
+    rewrite(llama / "config.json", eos_token_id=None)
+    assert load_exported(llama)[1].is_end_added
 
 
 def test_rows_that_no_text_needs_do_not_come_along(foreign, tokenizer):

@@ -1,5 +1,7 @@
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.corpus import Batch, Tokenizer
 from tandem.generation.generate import TextStream, generate, generate_text, stream_text
@@ -143,6 +145,18 @@ def test_pieces_of_a_trained_tokenizer_join_to_its_text(stride):
     ids = tokenizer.encode(TEXT * 3 + " the cat").tolist()[::stride]  # every seventh: characters torn apart
     stream = TextStream(tokenizer)
     assert "".join(stream.push(token) for token in ids) + stream.rest() == tokenizer.decode(ids)
+
+
+def test_words_keep_the_space_between_them_and_the_prompt(monkeypatch):
+    """A decoder of sentence pieces drops the first space of a text: here that of the prompt, not of what follows."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "▁the": 1, "▁cat": 2, "▁sat": 3}, unk_token="<unk>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = Tokenizer(inner)
+    drawn = ((row, token) for token in (3, 1) for row in (0, 1))
+    monkeypatch.setattr("tandem.generation.generate.generate", lambda *_, **__: drawn)
+    network = network_of(tokenizer.vocabulary)
+    texts = generate_text(network, tokenizer, ["the cat", ""], sampler=DRAWN, max_tokens=2)
+    assert texts == [" sat the", "sat the"]
 
 
 def test_streamed_pieces_join_to_what_is_returned_and_the_end_is_not_shown():

@@ -15,6 +15,8 @@ BUGS = {
          "if drawn[row] != stop and left[row]]", "if left[row]]"),
         ("one token too many", GENERATE,
          "if drawn[row] != stop and left[row]]", "if drawn[row] != stop and left[row] >= 0]"),
+        ("a prompt and what follows are one word", GENERATE,
+         "TextStream(tokenizer, text[-1:])", "TextStream(tokenizer)"),
         ("characters come in halves", GENERATE,
          "if piece.endswith(\"\\ufffd\")", "if False"),
     ],
