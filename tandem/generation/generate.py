@@ -53,10 +53,10 @@ def _check(network: Network, prompts: Sequence[Sequence[int]], max_tokens: int) 
             raise UserError(f"prompt {row} has no tokens; start it with the document end")
         if outside := [token for token in prompt if not 0 <= token < network.ids]:
             raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {network.ids - 1}")
-        if network.longest is not None and len(prompt) + max_tokens > network.longest:
+        if network.longest is not None and len(prompt) + max_tokens - 1 > network.longest:
             raise UserError(
-                f"prompt {row} has {len(prompt)} tokens and {max_tokens} more are asked, but this network has learned "
-                f"positions for {network.longest} in all: shorten the prompt or ask for fewer"
+                f"prompt {row} has {len(prompt)} tokens and {max_tokens} more are asked, of which all but the last are "
+                f"read; this network has learned positions for {network.longest}: shorten the prompt or ask for fewer"
             )
 
 

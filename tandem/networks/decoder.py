@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch
 from tandem.networks.captured import FixedSteps
 from tandem.networks.cost import Cost
-from tandem.networks.network import Network, padded
+from tandem.networks.network import Network, aligned, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache
@@ -222,11 +222,8 @@ class DecoderSession(FixedSteps):
 
     def align(self, prompts: list[list[int]]) -> Tensor:
         """(B, T): the prompts, padded in front."""
-        if len(prompts) != self.rows or not all(prompts):
-            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
-        longest = max(map(len, prompts))
-        self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
-        return torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        tokens, self.pads = aligned(prompts, self.rows)
+        return tokens
 
     @torch.inference_mode()  # not no_grad: a tenth less time for one token of a small network
     def step(self, tokens: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from tandem.networks.captured import FixedSteps
+from tandem.networks.network import aligned
 from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import Cache
 from tandem.nn.rope import Rotation
@@ -217,11 +218,9 @@ class DoubleDecoderSession:
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
         """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
-        if len(prompts) != self.rows or not all(prompts):
-            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
-        longest = max(map(len, prompts))
-        self._begin(torch.tensor([longest - len(prompt) for prompt in prompts]))
-        return self._read(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+        tokens, pads = aligned(prompts, self.rows)
+        self._begin(pads)
+        return self._read(tokens)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

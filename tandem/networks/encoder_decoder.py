@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch, generated_from, start_of_generation
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
-from tandem.networks.network import Network, padded
+from tandem.networks.network import Network, aligned, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, compile_blocks, linear_work
 from tandem.nn.cache import Cache
@@ -334,13 +334,11 @@ class EncoderDecoderSession:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
-        if len(prompts) != self.rows or not all(prompts):
-            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        tokens, pads = aligned(prompts, self.rows)
         network = self.network
         if not network.config.encoder_layers:
-            longest = max(map(len, prompts))
-            self.pads = torch.tensor([longest - len(prompt) for prompt in prompts])
-            return self.step(torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]))
+            self.pads = pads
+            return self.step(tokens)
         if network.first is None:
             self.read([prompt[:-1] for prompt in prompts])
             return self.step(torch.tensor([prompt[-1] for prompt in prompts]))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
+from tandem.networks.network import aligned
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, prefix
@@ -54,8 +55,7 @@ class GestaltSession:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
-        if len(prompts) != self.rows or not all(prompts):
-            raise ValueError(f"a session of {self.rows} rows takes as many prompts, each of at least one token")
+        aligned(prompts, self.rows)  # refuses what no session takes
         cut = [self._cut(prompt) for prompt in prompts]
         for t in range(max(len(closed) for closed, _ in cut)):
             rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]

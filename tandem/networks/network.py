@@ -52,6 +52,17 @@ class Session(Protocol):
         ...
 
 
+def aligned(prompts: list[list[int]], rows: int) -> tuple[Tensor, Tensor]:
+    """Prompts as a batch (B, T), padded in front, and what is padded of each, (B,).
+
+    Raises: ValueError unless there is one of at least one token for each of `rows`.
+    """
+    if len(prompts) != rows or not all(prompts):
+        raise ValueError(f"a session of {rows} rows takes as many prompts, each of at least one token")
+    pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    return torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts, strict=True)]), torch.tensor(pads)
+
+
 def padded(vocabulary: int, sentinels: int = 0) -> int:
     """Rows of the token table: two spare ids for sentence boundaries, sentinels, then up to a multiple of 64."""
     return -(-(vocabulary + 2 + sentinels) // 64) * 64
