@@ -76,6 +76,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
+        tokenizer: Any = None,
     ) -> CausalLMOutputWithPast:
         """Logits of what follows each token, or of the last `logits_to_keep` alone; 0 at padding.
 
@@ -84,6 +85,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: what an earlier call with `use_cache` gave; it goes on with `input_ids`, and is changed.
             labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
+            tokenizer: is not asked; `generate` hands on the one it finds `stop_strings` with.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for.
         """
         cache = past_key_values
