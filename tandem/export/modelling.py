@@ -17,10 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Session
 from tandem.recipe import registered
+
+LAST = slice(-1, None)
+"""The columns whose logits `generate` asks for."""
 
 
 class TandemConfig(PretrainedConfig):
@@ -67,41 +71,47 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """The table of token embeddings."""
+        return getattr(self.network, "wrapped", self.network).table
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: SessionCache | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         tokenizer: Any = None,
     ) -> CausalLMOutputWithPast:
-        """Logits of what follows each token, or of the last `logits_to_keep` alone; 0 at padding.
+        """Logits (B, T, V) of what follows each token, 0 at padding; with `return_dict=False` as a tuple.
 
         Args:
             attention_mask: (B, T), 1 at text and 0 at padding; of rows that go on, of all tokens so far.
             past_key_values: what an earlier call with `use_cache` gave; it goes on with `input_ids`, and is changed.
+            logits_to_keep: of how many last tokens alone, 0 for all, or of the columns at these indices (N,).
             labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
             tokenizer: is not asked; `generate` hands on the one it finds `stop_strings` with.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for.
         """
         cache = past_key_values
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if cache is None and not use_cache:
-            logits = self._read(input_ids, _mask(input_ids, attention_mask), logits_to_keep)
+            logits = self._read(input_ids, _mask(input_ids, attention_mask), kept)
         elif cache is None:
-            cache, logits = self._begin(input_ids, _mask(input_ids, attention_mask), logits_to_keep)
+            cache, logits = self._begin(input_ids, _mask(input_ids, attention_mask), kept)
         else:
-            logits = self._go_on(cache, input_ids, attention_mask, logits_to_keep)
+            logits = self._go_on(cache, input_ids, attention_mask, kept)
         loss = None
         if labels is not None:
             asked = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked, ignore_index=IGNORE)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
-    def _read(self, tokens: Tensor, mask: Tensor, keep: int) -> Tensor:
+    def _read(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> Tensor:
         """All texts at once, moved to the start of their rows and back: what then stands after a text is not seen."""
         T, longest = tokens.shape[1], self.network.longest
         if longest is not None and longest < T:
@@ -109,24 +119,24 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         first, columns = mask.int().argmax(1, keepdim=True), torch.arange(T, device=tokens.device)
         moved = tokens.gather(1, (columns + first).clamp_max(T - 1))
         hidden = self.network.read(Batch(moved, moved, torch.zeros_like(moved, device="cpu")))
-        back = (columns - first).clamp_min(0)[:, -keep:]
+        back = (columns - first).clamp_min(0)[:, kept]
         hidden = hidden.gather(1, back[..., None].expand(-1, -1, hidden.shape[-1]))
-        return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, -keep:, None], 0)
+        return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, kept, None], 0)
 
-    def _begin(self, tokens: Tensor, mask: Tensor, keep: int) -> tuple[SessionCache, Tensor]:
+    def _begin(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> tuple[SessionCache, Tensor]:
         cache = SessionCache(self.network.session(len(tokens)))
         texts = [row[shown].tolist() for row, shown in zip(tokens, mask, strict=True)]
         logits = self._probable(cache.session.prefill(texts))[:, None]
         cache.columns = tokens.shape[1]
-        return cache, logits if keep == 1 else self._read(tokens, mask, keep)
+        return cache, logits if kept == LAST else self._read(tokens, mask, kept)
 
-    def _go_on(self, cache: SessionCache, tokens: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+    def _go_on(self, cache: SessionCache, tokens: Tensor, mask: Tensor | None, kept: slice | Tensor) -> Tensor:
         if mask is not None and not mask[:, -tokens.shape[1] :].all():
             raise ValueError("attention_mask: after the first call of a text there can be no padding")
         cache.columns += tokens.shape[1]
-        pieces = (tokens,) if keep == 1 else tokens.split(1, dim=1)
+        pieces = (tokens,) if kept == LAST else tokens.split(1, dim=1)
         logits = torch.stack([self._probable(cache.session.step(piece)) for piece in pieces], dim=1)
-        return logits[:, -keep:]
+        return logits[:, kept]
 
     def _probable(self, logits: Tensor) -> Tensor:
         """Of the ids of the vocabulary: spare rows of a table are no text."""

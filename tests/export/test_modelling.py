@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tandem.export.modelling import TandemConfig, TandemForCausalLM
 
 IDS = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 3]])
+MASK = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
 
 def model_of(name, tokenizer):
@@ -37,3 +38,37 @@ def test_texts_go_on_to_a_stop_string(decoder, tokenizer, tmp_path):
     stop = theirs.decode(free[5:6])
     found = decoder.generate(IDS[:1], max_new_tokens=6, do_sample=False, stop_strings=[stop], tokenizer=theirs)[0]
     assert len(found) < len(free) and theirs.decode(found).endswith(stop)
+
+
+def test_an_answer_is_a_tuple_where_that_is_asked(decoder):
+    with torch.no_grad():
+        logits = decoder(IDS).logits
+        assert torch.equal(decoder(IDS, return_dict=False)[0], logits)
+        loss, again, cache = decoder(IDS, use_cache=True, labels=IDS, return_dict=False)
+    assert loss.ndim == 0 and torch.equal(again, logits) and cache.get_seq_length() == 4
+
+
+KEPT = {0: slice(None), 1: slice(-1, None), 2: slice(-2, None), 9: slice(None), (0, 3): [0, 3]}
+
+
+@pytest.mark.parametrize("keep", KEPT)
+def test_logits_are_kept_of_so_many_last_tokens_or_of_those_at_indices(keep, decoder):
+    longer = torch.cat((MASK, torch.ones_like(MASK)), dim=1)
+
+    @torch.no_grad()
+    def asked(keep):
+        read = decoder(IDS, MASK, logits_to_keep=keep)
+        begun = decoder(IDS, MASK, use_cache=True, logits_to_keep=keep)
+        gone_on = decoder(IDS, longer, past_key_values=begun.past_key_values, logits_to_keep=keep)
+        return read.logits, begun.logits, gone_on.logits
+
+    given = torch.tensor(keep) if isinstance(keep, tuple) else keep
+    for found, whole in zip(asked(given), asked(0), strict=True):
+        assert torch.allclose(found, whole[:, KEPT[keep]], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", registered("network"))
+def test_the_embeddings_of_tokens_are_found(name, tokenizer):
+    model = model_of(name, tokenizer)
+    table = model.get_input_embeddings()
+    assert torch.equal(table(IDS), model.network.embed(IDS)) and table.weight.shape[0] >= tokenizer.vocabulary
