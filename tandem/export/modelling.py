@@ -95,10 +95,14 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
             tokenizer: is not asked; `generate` hands on the one it finds `stop_strings` with.
-        Raises: ValueError for a mask with holes, and for more tokens than the network has positions for.
+        Raises: ValueError for a mask with holes, and for more tokens than the network has positions for; of a
+            network that reads a prompt in another way than a text, for a prompt's own logits beside its cache, and
+            for `generate` without a cache.
         """
         cache = past_key_values
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        if cache is None and self.network.divides:
+            self._check_reading(use_cache, kept)
         if cache is None and not use_cache:
             logits = self._read(input_ids, _mask(input_ids, attention_mask), kept)
         elif cache is None:
@@ -110,6 +114,19 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             asked = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked, ignore_index=IGNORE)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
+
+    def _check_reading(self, use_cache: bool | None, kept: slice | Tensor) -> None:
+        """A prompt begins a cache, and has logits of what follows it; all else is a text."""
+        if use_cache and kept != LAST:
+            raise ValueError(
+                "logits_to_keep: with a cache this network reads input_ids as a prompt, and has logits of what follows "
+                "it alone: ask for logits_to_keep=1, or for those of a text with use_cache=False"
+            )
+        if use_cache is False and kept == LAST:
+            raise ValueError(
+                "use_cache: this network reads a prompt in another way than a text, and without a cache there is no "
+                "prompt: generate with use_cache=True"
+            )
 
     def _read(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> Tensor:
         """All texts at once, moved to the start of their rows and back: what then stands after a text is not seen."""

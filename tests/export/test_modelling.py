@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.export.modelling import TandemConfig, TandemForCausalLM
 
+DIVIDING = ["double_decoder", "encoder_decoder", "prefix_decoder"]
 IDS = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 3]])
 MASK = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
@@ -72,3 +73,38 @@ def test_the_embeddings_of_tokens_are_found(name, tokenizer):
     model = model_of(name, tokenizer)
     table = model.get_input_embeddings()
     assert torch.equal(table(IDS), model.network.embed(IDS)) and table.weight.shape[0] >= tokenizer.vocabulary
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_a_loop_that_keeps_the_cache_draws_what_generate_draws(name, tokenizer):
+    model = model_of(name, tokenizer)
+    wanted = model.generate(IDS, attention_mask=MASK, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    with torch.no_grad():
+        out = model(IDS, MASK, use_cache=True, logits_to_keep=1)
+        drawn, mask = [], MASK
+        for _ in range(5):
+            logits = out.logits[:, -1].clone()
+            logits[:, 0] = -torch.inf  # `min_new_tokens`
+            drawn.append(logits.argmax(-1))
+            mask = torch.cat((mask, torch.ones(2, 1, dtype=mask.dtype)), dim=1)
+            out = model(drawn[-1][:, None], mask, past_key_values=out.past_key_values, use_cache=True)
+    assert torch.stack(drawn, dim=1).tolist() == wanted[:, 4:].tolist()
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_a_cache_beside_logits_of_another_reading_is_refused(name, tokenizer):
+    model = model_of(name, tokenizer)
+    for how in {}, {"logits_to_keep": 2}, {"logits_to_keep": torch.tensor([3])}, {"labels": IDS}:
+        with pytest.raises(ValueError, match=r"logits_to_keep: .* logits_to_keep=1"):
+            model(IDS, MASK, use_cache=True, **how)
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_prompts_are_not_read_as_texts_are_scored(name, tokenizer):
+    model = model_of(name, tokenizer)
+    for how in {}, {"num_beams": 2}:
+        with pytest.raises(ValueError, match=r"use_cache: .* use_cache=True"):
+            model.generate(IDS, attention_mask=MASK, max_new_tokens=2, use_cache=False, **how)
+    if name != "encoder_decoder":  # which has no logits of a whole text
+        assert model(IDS, MASK, use_cache=False).logits.shape[:2] == IDS.shape
+        assert model(IDS, MASK, use_cache=False, logits_to_keep=3).logits.shape[:2] == (2, 3)
