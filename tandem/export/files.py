@@ -25,6 +25,19 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(found(folder / TOKENIZER))
 
 
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """tokenizer.json without the step that puts tokens around a text, which Tandem never takes; one that only trims
+    offsets stays."""
+    path = folder / TOKENIZER
+    tokenizer.to_file(path)
+    described = _object(path)
+    step = described["post_processor"] or {}
+    trims = [part for part in step.get("processors", [step]) if part.get("type") == "ByteLevel"]
+    written = described | {"post_processor": trims[0] if trims else None}
+    if written != described:
+        path.write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Tensors by name, of one file or of all that an index names."""
     names = [WEIGHTS]

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tandem import __version__
 from tandem.corpus import Segmentation, Tokenizer
 from tandem.export import hugging_face
-from tandem.export.files import CONFIG, TOKENIZER, WEIGHTS, read_config, read_tokenizer, read_weights
+from tandem.export.files import CONFIG, WEIGHTS, read_config, read_tokenizer, read_weights, write_tokenizer
 from tandem.export.foreign import load_foreign
 from tandem.networks.network import Network
 from tandem.recipe import UserError, registered
@@ -30,7 +30,7 @@ from tandem.recipe import UserError, registered
 def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
     """Writes all files; `recipe` is the resolved one, kept for the record."""
     save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
-    tokenizer.to_file(folder / TOKENIZER)
+    write_tokenizer(tokenizer, folder)
     hugging_face.write(network, tokenizer, folder)
 
 

@@ -4,8 +4,10 @@ import pytest
 import tokenizers
 import torch
 from safetensors import safe_open
+from tokenizers import processors
 
 from tandem import __version__
+from tandem.corpus import Tokenizer
 from tandem.export.weights import export, load_exported
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
@@ -50,6 +52,25 @@ def test_the_files_are_what_other_tools_read(tokenizer, tmp_path):
         assert set(weights.keys()) == {name for name, _ in network.named_parameters()}  # no second, tied head
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert inner.encode("the cat", add_special_tokens=False).ids == tokenizer.encode("the cat").tolist()
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_no_token_is_put_around_a_text_by_the_tokenizer_of_an_export(trims, tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer.to_file(tmp_path / "llama.json")
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "llama.json"))
+    begins = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.eos)])
+    inner.post_processor = processors.Sequence([processors.ByteLevel(), begins]) if trims else begins
+    inner.save(str(tmp_path / "llama.json"))
+    given = Tokenizer.from_file(tmp_path / "llama.json")
+    export(network_of(given), given, RECIPE, tmp_path / "model")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    again = load_exported(tmp_path / "model")[1]
+    for text in "the cat naïve", "東京":
+        ids = given.encode(text).tolist()
+        assert theirs(text).input_ids == again.encode(text).tolist() == ids
+    written = json.loads((tmp_path / "model" / "tokenizer.json").read_text("utf-8"))
+    assert (written["post_processor"] or {}).get("type") == ("ByteLevel" if trims else None)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
