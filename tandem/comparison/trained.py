@@ -210,7 +210,10 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 
 
 def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
-    """Exports the run in `path` to a new `folder`. Raises: UserError where there is something already."""
+    """Exports the run in `path` to a new `folder`; what there is to say of it.
+
+    Raises: UserError where there is something already.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; export to a new folder")
     if folder.exists() and any(folder.iterdir()):
@@ -218,4 +221,8 @@ def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | 
     run = open_trained(path, unfinished, step)
     recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
     export(run.network, run.corpus.tokenizer, recipe.values, folder)
-    return f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
+    said = f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
+    if run.network.ids == run.network.vocabulary:
+        return said
+    way = f"tandem generate {quote(str(folder))}"
+    return f"{said}\nunder transformers no sentence ends, in a prompt or after it; as in training: {way}"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
-from tandem.comparison.trained import open_model, open_trained
+from tandem.comparison.trained import open_model, open_trained, write_model
 from tandem.corpus import Segmentation, sentences
 from tandem.recipe import UserError, load
 from tandem.training.run import Run
@@ -72,6 +72,15 @@ def test_an_export_whose_splitter_is_not_here_is_told(spans, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"config.json: recipe.corpus.sentences: Value error, splitter sat: .*away"):
         open_model(tmp_path)
+
+
+def test_an_export_says_that_transformers_knows_no_sentences(spans, trained, tmp_path):
+    own, plain = tmp_path / "its own", tmp_path / "plain"
+    *_, said = write_model(spans[0], own).splitlines()
+    assert (
+        said == f"under transformers no sentence ends, in a prompt or after it; as in training: tandem generate '{own}'"
+    )
+    assert "sentence" not in write_model(trained, plain)
 
 
 def test_given_sentences_need_the_rules_for_prompts(monkeypatch):
