@@ -250,6 +250,8 @@ def test_exporting_over_something(run, tmp_path):
     refused(tandem("export", run, tmp_path / "there"), "not empty")
     assert (tmp_path / "there" / "precious.txt").read_text() == "mine"
     refused(tandem("export", run, tmp_path / "there" / "precious.txt"), "precious.txt: a file; export to a new folder")
+    below = tmp_path / "there" / "precious.txt" / "new" / "model"
+    refused(tandem("export", run, below), "precious.txt: a file; export to a new folder")
 
 
 @pytest.mark.parametrize(

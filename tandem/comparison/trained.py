@@ -212,10 +212,11 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
     """Exports the run in `path` to a new `folder`; what there is to say of it.
 
-    Raises: UserError where there is something already.
+    Raises: UserError where there is something already, or a file where a folder above it would be.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: a file; export to a new folder")
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{there}: a file; export to a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: not empty; export to a new folder")
     run = open_trained(path, unfinished, step)
