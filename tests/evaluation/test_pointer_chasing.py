@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tandem.corpus import IGNORE
+from tandem.evaluation import pointer_chasing
 from tandem.evaluation.pointer_chasing import (
     BLOCK,
     PUBLISHED,
@@ -19,6 +20,7 @@ from tandem.evaluation.pointer_chasing import (
 )
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.training.optimiser import AdamW
 
 PAPER = [
     *["v3", "=", "A", "v0", "=", "B", "v8", "=", "C", "|", *"QAQBQC", "|"],
@@ -149,3 +151,35 @@ def test_one_plain_block_learns_no_hop_and_as_a_probe_is_a_new_network():
 def test_solved_counts_up_to_the_first_failure():
     assert [solved(f) for f in ([1.0, 1.0], [0.99, 0.98, 1.0], [0.5])] == [2, 1, 0]
     assert set(PUBLISHED) == {"small", "main", "progression", "hops20"}
+
+
+def test_the_published_tasks_are_those_of_the_paper():
+    columns = {"main": (10, 5, 10, 256, 38, 1e-4), "progression": (10, 10, 20, 128, 52, 1e-3)}
+    columns["hops20"] = (20, 8, 16, 512, None, 1e-4)  # at 1e-3 it does not train
+    for size, (tables, keys, values, width, window, lr) in columns.items():
+        ours, network, rate = settings(size)
+        assert ours.config == Task.Config(tables=tables, keys=keys, values=values, rows=64, answers_in_input=False)
+        assert network == {**BLOCK, "width": width, "heads": 4, "window": window} and rate == lr
+
+
+def test_it_is_trained_by_adam_with_clipped_gradients_and_in_training(monkeypatch):
+    asked, clipped, modes, ours = [], [], [], Task(Task.Config(**HOP))
+
+    class Watched(AdamW):
+        def __init__(self, config, network):
+            asked.append(config)
+            super().__init__(config, network)
+
+        def step(self, multiplier):
+            gradients = [parameter.grad.flatten() for parameter in self.parameters]
+            clipped.append((torch.cat(gradients).norm().item(), multiplier))
+            return super().step(multiplier)
+
+    monkeypatch.setattr(pointer_chasing, "AdamW", Watched)
+    network = one_block(Decoder, ours.vocabulary, ours.length).eval()
+    network.register_forward_hook(lambda module, *_: modes.append(module.training))
+    learn(network, ours, seed=0, steps=2, lr=5e-3, every=1)  # accuracies in between are asked in evaluation
+    adam = {"betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}
+    assert asked == [AdamW.Config(lr=5e-3, **adam)]
+    assert len(clipped) == 2 and all(norm <= 1.0001 and multiplier == 1.0 for norm, multiplier in clipped)
+    assert modes == [True, True]
