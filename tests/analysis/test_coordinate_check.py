@@ -6,10 +6,12 @@ import pytest
 import torch
 from typed import tandem
 
-from tandem.analysis.coordinate_check import Squares, at_width, spread, watched
-from tandem.corpus import Batch
+from tandem.analysis import coordinate_check
+from tandem.analysis.coordinate_check import CoordinateCheck, Squares, at_width, spread, watched
+from tandem.corpus import Batch, prepare
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
+from tandem.training.run import Run
 
 ROWS = ["batch.rows=2", "batch.context=32", "network.width=32"]
 SMALL = [*ROWS, "network.depth=2"]
@@ -30,6 +32,19 @@ def test_scales_are_flat_with_width_transfer_and_not_without(recipe, small_corpu
     first, *_ = (scales[0] for scales in record["scales"].values())
     assert len(first) == 3 and "logits" in first and all(value > 0 for value in first.values())
     assert (folder / "coordinate_check.png").stat().st_size > 5000
+
+
+def test_steps_are_taken_at_the_peak_rate_and_scales_on_the_batch_after_them(small_corpus, monkeypatch):
+    recipe = load(
+        "decoder/tiny", [*SMALL, *small_corpus, "training.compile=false", "schedule.warmup=9", "optimiser.lr=3e-3"]
+    )
+    run, rates, take_step = Run(recipe, prepare(recipe.corpus)), [], coordinate_check.take_step
+    monkeypatch.setattr(coordinate_check, "take_step", lambda *step: rates.append(take_step(*step).lr))
+    monkeypatch.setattr(coordinate_check, "coordinates", lambda run, step: {"batch": step})
+    for steps in (3, 0):
+        rates.clear()
+        assert CoordinateCheck(CoordinateCheck.Config(steps=steps)).scales(recipe, run) == {"batch": steps}
+        assert rates == [3e-3] * steps
 
 
 def test_a_mixture_of_experts_is_checked_too(small_corpus, tmp_path, monkeypatch):
