@@ -57,6 +57,22 @@ def test_what_is_not_there_is_named(local, name, field, said):
         read(name, field)
 
 
+def test_what_was_asked_is_what_is_opened(monkeypatch):
+    asked = []
+
+    def load_dataset(*which, **how):
+        asked.append((which, how))
+        return SimpleNamespace(column_names=None)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    Hub.parse("hf:own/tiny/small@0123abc?split=held", "text").check()
+    Hub.parse("hf:own/tiny", "text").check()
+    assert asked == [
+        (("own/tiny", "small"), {"split": "held", "revision": "0123abc", "streaming": True}),
+        (("own/tiny", None), {"split": "train", "revision": None, "streaming": True}),
+    ]
+
+
 def test_an_error_without_words_is_called_by_its_kind(monkeypatch):
     def fail(*_, **__):
         raise ValueError

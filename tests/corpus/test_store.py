@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tandem.corpus import store as module
-from tandem.corpus.store import Store, StoreWriter
+from tandem.corpus.store import Store, StoreWriter, fingerprint
 from tandem.corpus.tokenizer import Tokenizer
 from tandem.recipe import UserError
 
@@ -94,3 +94,14 @@ def test_a_document_end_inside_a_document_is_found_by_verify(tmp_path, monkeypat
     monkeypatch.setattr(module, "CHUNK", 2)
     with pytest.raises(UserError, match="id 256 is not the end of every document and nothing else"):
         written(tmp_path, [1, 2, 256, 3]).verify()
+
+
+def test_a_document_end_in_the_wrong_place_is_found_by_verify(store_of):
+    folder = store_of([3, 4]).folder
+    tokens = np.fromfile(folder / "tokens.bin", np.uint16)
+    tokens[[1, 2]] = tokens[[2, 1]]  # as many ends as documents
+    tokens.tofile(folder / "tokens.bin")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"fingerprint": fingerprint(folder)}))
+    with pytest.raises(UserError, match="id 256 is not the end of every document and nothing else"):
+        Store(folder).verify()

@@ -24,6 +24,14 @@ BUGS = {
         ("further texts are not told apart", "tests/corpus/test_prepare.py",
          "[part.source.identity for part in parts], tokenizer.hash]", "tokenizer.hash]"),
     ],
+    "corpus/hub.py": [
+        ("the text of a commit is that of the newest", "tests/corpus/test_hub.py",
+         "revision=self.revision, ", ""),
+    ],
+    "corpus/store.py": [
+        ("documents may end anywhere if as many do", "tests/corpus/test_store.py",
+         "ends != len(self) or (self.tokens[self.offsets[1:] - 1] != self.eos).any()", "ends != len(self)"),
+    ],
     "corpus/files.py": [
         ("a section of WikiText is an article", "tests/corpus/test_files.py",
          'marks.count("=") == 2', 'marks.count("=") >= 2'),
