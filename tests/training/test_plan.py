@@ -4,10 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
+from tandem.recipe import load
 from tandem.training.optimiser import AdamW
-from tandem.training.plan import _groups, _peak, _sources
+from tandem.training.plan import _groups, _peak, _sources, page
+from tandem.training.run import Run
 from tandem.training.schedule import WSD, Cosine
+from tandem.training.speed import Speed
 
 
 def test_the_sources_of_a_mixture_are_told_with_their_shares():
@@ -50,3 +54,13 @@ def test_a_rate_that_stays_below_its_peak_is_told():
     assert told(WSD, 100, warmup=1000, decay=10).startswith("; the rate reaches 0.091 of its peak")
     assert told(WSD, 100, decay=400).startswith("; the rate reaches 0.25 of its peak")
     assert told(WSD, 100) == told(WSD, 2) == told(Cosine, 30, warmup=0.05, warmup_from_zero=True) == ""
+
+
+def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
+    shape = ["network.depth=1", "network.width=16", "batch.rows=4", "batch.context=32", "budget=40 steps"]
+    recipe = load("decoder/tiny", [*shape, *small_corpus])
+    run = Run(recipe, prepare(recipe.corpus))
+    told = page(run, Speed(step_seconds=0.5, start_seconds=10.0, memory=3 << 29, flops=run.flops(1)))
+    assert told["time"] == "about 30 s at 256 tokens/s, evaluation apart (3 steps measured)"
+    assert told["memory"] == "1.50 GiB at the peak of these steps"
+    assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
