@@ -66,6 +66,11 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
         None,
         'mine.yaml:6  objective.weight = ".inf": must be a number >= 0 and <= 1',
     ),
+    "a number beyond the largest": (
+        "  name: decoder\n  rope: {base: 1e999}",
+        "  name: decoder",
+        "mine.yaml:4  network.rope.base = Infinity: must be a number > 0",
+    ),
     "a bound of what may be null": (
         "  name: sps\n  window: -1",
         "  name: decoder",

@@ -8,7 +8,7 @@ import torch
 from tandem.comparison.trained import open_trained
 from tandem.recipe import UserError
 from tandem.training import device
-from tandem.training.device import Training, choose_compile
+from tandem.training.device import COMPILE_AFTER_STEPS, Training, choose_compile
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,19 @@ def test_blocks_are_compiled_where_the_device_finds_its_compiler(monkeypatch, ki
     assert choose("auto").value
     monkeypatch.setattr(device.Path, "exists", lambda path: False)
     assert choose("auto") == (False, "no Python headers; install python3-dev to compile")
+
+
+@pytest.mark.parametrize(
+    ("steps", "compiled"), [(COMPILE_AFTER_STEPS - 1, False), (COMPILE_AFTER_STEPS, True), (None, True)]
+)
+def test_blocks_are_compiled_from_so_many_steps_on(monkeypatch, steps, compiled):
+    monkeypatch.setattr(device.Path, "exists", lambda path: True)
+    monkeypatch.setattr(device.shutil, "which", lambda name: name)
+    found = choose_compile(Training.Config(), torch.device("cpu"), steps)
+    assert found == (
+        compiled,
+        "the run is long enough to earn it back" if compiled else f"{steps} steps are too few to earn it back",
+    )
 
 
 def test_a_compiled_run_is_opened_without_a_compiler(trained, tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
-"""What a run says of itself."""
+"""What a run says of itself, and what it does not go on with."""
 
+import math
 import subprocess
 import sys
 
-from torch import device
+import pytest
+from torch import device, tensor
 
-from tandem.training.health import peak_memory
+from tandem.training.health import NotFinite, peak_memory, require_finite
 
 
 def test_peak_memory_is_of_this_process_and_of_no_other():
@@ -13,3 +15,12 @@ def test_peak_memory_is_of_this_process_and_of_no_other():
     assert peak_memory(device("cpu")) > len(ballast)
     code = "import torch; from tandem.training.health import peak_memory; print(peak_memory(torch.device('cpu')))"
     assert 50e6 < int(subprocess.check_output([sys.executable, "-c", code])) < len(ballast)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_losses_and_norms_that_are_not_finite_are_refused(wrong):
+    require_finite({"nll": tensor(3.0), "balance": tensor(0.0)}, tensor(1e30), 7, "here")
+    with pytest.raises(NotFinite, match=r"step 7: gradient norm not finite.* The batch: here"):
+        require_finite({"nll": tensor(3.0)}, tensor(wrong), 7, "here")
+    with pytest.raises(NotFinite, match="step 7: balance not finite"):
+        require_finite({"nll": tensor(3.0), "balance": tensor(wrong)}, tensor(1.0), 7, "here")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tandem.comparison.pretrain import Evaluations
 from tandem.corpus import Batch, prepare
 from tandem.networks.context_ready import ContextReady
 from tandem.recipe import UserError, load
@@ -63,6 +64,17 @@ def test_recomputing_activations_changes_nothing(make_run):
     kept, again = make_run(), make_run("training.recompute=true")
     for step in range(3):
         assert take_step(kept, step).means() == take_step(again, step).means()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_matrix_products_of_a_step_are_of_the_precision_asked_for(make_run, precision):
+    run, seen = make_run(f"training.precision={precision}"), set()
+    for module in run.network.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _, __, y: seen.add(y.dtype))
+    take_step(run, 0)
+    assert seen == {getattr(torch, precision)}
+    assert {parameter.dtype for parameter in run.network.parameters()} == {torch.float32}
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(make_run):
@@ -163,3 +175,14 @@ def test_observers_are_called_when_due_and_after_the_last_step(make_run):
     assert watchers[0].seen == [(4, 512), (8, 1024), (10, 1280)]
     assert [step for step, _ in watchers[1].seen] == list(range(1, 11))
     assert saved == [3, 6, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("asked", "judged"), [("points=4", [3, 6, 9]), ("points=5", [2, 4, 6, 8]), ("every=5", [5]), ("points=1", [])]
+)
+def test_evaluations_are_at_most_so_many_and_the_end_is_judged_by_itself(make_run, asked, judged):
+    run, records = make_run(f"evaluation.{asked}", "evaluation.documents=1", budget="10 steps"), []
+    log = SimpleNamespace(write=lambda record, words: records.append(record))
+    train(run, [Evaluations(run, log)], lambda: None, save_every=99)
+    assert [record["step"] for record in records] == judged
+    assert all(record["documents"] == 1 for record in records)

@@ -9,6 +9,18 @@ BUGS = {
         ("what followed from other values outlives them", "tests/recipe/test_resolve.py",
          "!= now.get(key):", "!= was.get(key):"),
     ],
+    "recipe/settings.py": [
+        ("infinity is a number like any other", "tests/recipe/test_mistakes.py",
+         "allow_inf_nan=False", "allow_inf_nan=True"),
+    ],
+    "training/device.py": [
+        ("mixed precision is told and not done", "tests/training/test_loop.py",
+         "torch.autocast(device.type, dtype=dtype)", "nullcontext()"),
+    ],
+    "training/health.py": [
+        ("an infinite gradient is learned from", "tests/training/test_health.py",
+         "if not math.isfinite(norm):", "if math.isnan(norm):"),
+    ],
     "training/checkpoint.py": [
         ("the optimiser is not restored", CHECKPOINT,
          "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
