@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from tandem.comparison.charts import log_ticks, ticks
+from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
 from tandem.comparison.report import _gaps
-from tandem.comparison.results import DOCUMENTS, Point, read_result
+from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
 from tandem.comparison.summary import Summary, fixed, spent_until
-from tandem.comparison.table import ALONE, plain
+from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, TIMED, plain, tabulate
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
 
@@ -111,7 +111,8 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     for point in drawn.curve:
         judged = {"step": point.step, "training_tokens": point.tokens, "training_flops": point.flops}
         nats = math.nan if point.step > 100 else point.nats_per_token
-        lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, "nats_per_token": nats})
+        told = {"nats_per_token": nats - 0.1, "nats_per_token_with_boundaries": nats}
+        lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, **told})
     kept = ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
     told = {"step": drawn.steps, "decoding": dataclasses.asdict(drawn.decoding), **{k: getattr(drawn, k) for k in kept}}
     (tmp_path / "result.json").write_text(json.dumps(told))
@@ -120,6 +121,7 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     np.savez(tmp_path / DOCUMENTS, nats=drawn.nats * math.nan, **{name: getattr(drawn, name) for name in names})
     read = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert [point.step for point in read.curve] == [10, 20, 40, 80]
+    assert read.curve == drawn.curve[:4]  # sentence ends paid for
     text = Page(page(make_study(), [*sound, read])).text
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
@@ -202,10 +204,11 @@ def test_text_read_and_positions_computed_stand_side_by_side(make_study, run, pa
 
 
 def test_runs_scored_on_other_documents_are_refused(make_study, run):
-    results = everything(run)
-    results[4] = dataclasses.replace(results[4], documents=results[4].documents + 1)
-    with pytest.raises(UserError, match="different documents"):
-        plain(Summary.of(make_study(), results))
+    for own in ("documents", "document_tokens"):
+        results = everything(run)
+        results[4] = dataclasses.replace(results[4], **{own: getattr(results[4], own) + 1})
+        with pytest.raises(UserError, match="different documents"):
+            plain(Summary.of(make_study(), results))
 
 
 def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
@@ -265,3 +268,89 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
     assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
     assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
+
+
+def test_cells_of_the_tables_are_their_definitions(make_study, run):
+    sizes = {"documents": np.arange(2), "document_tokens": np.array([10, 30]), "document_bytes": np.array([40, 100])}
+    told = {"tokens": 2_000_000, "training_seconds": 100.0, "decoding": Decoding(256, 0.03, 300.0, 2048), **sizes}
+    told["parameters"] = {"embedding": 1000, "head": 500, "attention": 2000, "norm": 30}
+    given = {"decoder": ([160, 164], 0.0), "sps": ([120, 124], 4.0)}  # nats of text by seed, of sentence ends
+    results = [
+        run(arm, seed, nats=np.array([60.0, all_of - 60]), end_nats=np.array([0.0, ends]), **told)
+        for arm, (nats, ends) in given.items()
+        for seed, all_of in enumerate(nats, 1)
+    ]
+    summary = Summary.of(make_study(seeds=[1, 2], arms={arm: {"network.name": arm} for arm in given}), results)
+    assert summary.pays_for_ends
+    told_bits = [results[0].bits_per_byte, results[0].as_numbers()["bits_per_byte"]]
+    assert told_bits == pytest.approx([1.6488] * 2, abs=1e-4)
+
+    def cells(columns):
+        heads, *rows = tabulate(summary, columns)
+        return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
+
+    likelihood, free = cells(LIKELIHOOD), cells(FREE_ENDS)
+    assert [likelihood[arm]["nats/token ± sd"] for arm in given] == ["4.0500 ± 0.0707", "3.1500 ± 0.0707"]
+    assert likelihood["decoder"]["interval of the mean"] == "3.4147 to 4.6853"  # 12.706 standard errors
+    assert [likelihood[arm]["bits/byte"] for arm in given] == ["1.6694", "1.2984"]
+    assert [likelihood[arm]["difference"] for arm in given] == ["baseline", "−0.9000"]
+    assert list(free["sps"].values())[:2] == ["3.0500 ± 0.0707", "−1.0000"]
+    assert free["sps"]["nats of the ends per token"] == "0.1000" and likelihood["sps"]["n"] == "2"
+    cost, timed = cells(COST)["sps"], cells(TIMED)["sps"]
+    assert [cost[key] for key in ("parameters", "non-embedding", "cache bytes/token")] == ["3.53 k", "2.03 k", "8"]
+    assert [timed[key] for key in ("tokens/s", "decoding tokens/s", "prefill")] == ["20 k", "300", "30 ms"]
+
+
+def test_trials_are_not_compared_whatever_their_seed(make_study, run):
+    trial = run("sps", 1, 4e-3, trial=True)
+    summary = Summary.of(make_study(), [*everything(run), trial])
+    assert len(summary.flat) == 9 and summary.trials["sps"] == [trial]
+
+
+def test_a_verdict_tells_its_interval_and_how_many_seeds_it_would_take(make_study, run):
+    _, reason = Summary.of(make_study(), everything(run)).verdict
+    difference, low, high = map(float, re.search(r"by ([\d.]+) nats .*interval ([\d.]+) to ([\d.]+);", reason).groups())
+    assert 0 < low < difference < high
+    open_one = Summary.of(make_study(), everything(run, spread=0.05))
+    headline, reason = open_one.verdict
+    rival = open_one.judgement.to_best[re.search("below ([^,]+),", reason)[1]]
+    alone, corrected = (rival.seeds_needed(level) for level in (0.05, 0.05 / 3))  # three pairs of arms
+    assert headline == "No winner" and alone < corrected and f"about {corrected} seeds" in reason
+
+
+def circles(svg):
+    """(x, y) by title."""
+    found = re.findall(r'<circle class="[^"]*" cx="([^"]*)" cy="([^"]*)" r="[^"]*"><title>([^<]*)', svg)
+    return {title: (float(x), float(y)) for x, y, title in found}
+
+
+def test_lines_rise_with_what_they_show_and_lie_on_a_logarithm_where_it_spans_much():
+    def drawn(*points):
+        return [*circles(line_chart([Line("a", 0, [*points], [])], "tokens", "nats")).values()]
+
+    (x1, y1), (x2, y2), (x3, y3) = drawn((1, 3.0), (10, 5.0), (100, 4.0))
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and y2 < y3 < y1  # in SVG, y grows downwards
+    assert y1 - y3 == pytest.approx(y3 - y2, abs=0.2)
+    (x1, _), (x2, _), (x3, _) = drawn((1, 3.0), (2, 5.0), (4, 4.0))
+    assert x3 - x2 == pytest.approx(2 * (x2 - x1), abs=0.2)
+
+
+def test_a_row_shows_its_seeds_its_mean_and_its_interval():
+    svg = dot_chart([Row("sps", 1, [(1, -0.5), (2, 0.1)], mean=-0.2, low=-0.8, high=0.4, text="")], "difference")
+    interval, mean = re.findall(r'<path class="(?:interval|mean) arm-1" d="M([\d.]+) [\d.]+ L([\d.]+) ', svg)
+    (low, high), (at, _) = map(float, interval), map(float, mean)
+    seeds = [x for x, _ in circles(svg).values()]
+    place = lambda value: low + (value + 0.8) / 1.2 * (high - low)
+    assert low < high and [*seeds, at] == pytest.approx([place(value) for value in (-0.5, 0.1, -0.2)], abs=0.2)
+
+
+def test_documents_read_better_stand_left_of_zero():
+    svg = histogram(np.array([-0.9, -0.9, -0.1, 0.2, 0.9]), 1, "difference", bins=4)
+    bars = re.findall(r'<rect class="([^"]*)" x="([^"]*)" .*?<title>(\d+)', svg)
+    assert [(side, int(count)) for side, _, count in bars] == [
+        ("better arm-1", 2),
+        ("better arm-1", 1),
+        ("worse", 1),
+        ("worse", 1),
+    ]
+    assert [float(x) for _, x, _ in bars] == sorted(float(x) for _, x, _ in bars)

@@ -76,6 +76,22 @@ def test_texts_are_scored_by_the_ruler(trained, files):
     assert sum(item["bytes"] for item in items) == expected.bytes and len(items) == 2
 
 
+def test_words_are_those_of_the_documents_scored(trained, files):
+    words = [5, 10, 15, 20]
+    for number in words:
+        (files / f"{number}.txt").write_text("river " * number)
+    paths = [str(files / f"{number}.txt") for number in words]
+    (files / "rivers.yaml").write_text(f"texts: {json.dumps({'rivers': paths})}")
+    done = tandem("evaluate", trained, "--tasks", files / "rivers.yaml", "--limit", 2)
+    assert done.exit_code == 0, done.output
+    kept = json.loads((trained / "tasks" / "rivers.json").read_text())
+    items = [json.loads(line) for line in (trained / "tasks" / "rivers.items.jsonl").read_text().splitlines()]
+    asked = [item["item"] for item in items]
+    assert asked == [0, 3]  # not the first two
+    nats = sum(item["nats"] for item in items)
+    assert kept["metrics"]["nats per word"]["value"] == pytest.approx(nats / sum(words[i] for i in asked))
+
+
 def test_suffixes_are_not_divided_by_the_words_of_whole_documents(trained, files):
     run = shutil.copytree(trained, files / "suffixes")
     (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("prefix: false", "prefix: true"))
