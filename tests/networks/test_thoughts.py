@@ -15,6 +15,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import rank_table
 from tandem.networks.gestalt_reading import Reading
+from tandem.nn.dropout import drawn, tokens_dropped
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
@@ -130,6 +131,19 @@ def test_masks_are_a_function_of_the_key_and_the_text():
     assert trained(network, replace(batch, key=None)) == trained(build(), batch)
     with torch.no_grad():
         assert torch.equal(network.score(batch), network.score(replace(batch, key=None)))
+
+
+def test_tokens_are_dropped_from_text_alone_at_their_rate_and_by_place():
+    text, x = torch.arange(8000) % 2 == 0, torch.ones(8000, 2)
+
+    def dropped_at(*place):
+        with drawn(7, x.device, *place):
+            return (tokens_dropped(x, 0.3, text) == 0).all(1)
+
+    out = dropped_at("sentences", 1)
+    assert not out[~text].any() and out[text].float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(out, dropped_at("sentences", 1))
+    assert not torch.equal(out, dropped_at("sentences", 2)) and not torch.equal(out, dropped_at("embedding"))
 
 
 def test_dropouts_of_tokens_and_thoughts_are_warmed_in():
