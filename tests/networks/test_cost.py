@@ -142,3 +142,15 @@ def test_roles_add_up_to_the_whole():
         roles = network.cost().parameters
         assert sum(roles.values()) == sum(p.numel() for p in network.parameters())
         assert roles["attention"] + roles["attention_out"] + roles["mlp"] + roles["mlp_out"] == network.cost().linear
+
+
+def test_parts_of_a_cost_are_charged_where_they_are_spent():
+    counts = {"pairs": lambda n: n * n, "keys": lambda n: n + 1, "cache": lambda n: n}
+    plain = Cost({}, linear=3, head=4, pair=5, **counts)
+    often = Cost({}, 3, 4, 5, passes=2.5, training_linear=7, prefill_linear=6, prefill_pairs=lambda n: n, **counts)
+    held = Cost({}, 3, 4, 5, held_back=True, **counts)
+    assert plain.training(10) == {"linear": 180, "attention": 7000, "head": 240}
+    assert often.training(10) == {"linear": 420, "attention": 17_500, "head": 240}
+    assert plain.prefill(10) == 60 + 2000 and often.prefill(10) == 120 + 200
+    assert plain.first_logits(10) == 2060 + 8
+    assert held.first_logits(10) == held.prefill(9) + held.decode(9) == 54 + 1620 + 14 + 200

@@ -99,6 +99,12 @@ def test_compiled_blocks_serve_rows_of_any_length():
     assert len({length for length, _ in counts}) == 3 and len({frames for _, frames in counts}) == 1, counts
 
 
+def test_texts_are_corrupted_as_the_recipe_says():
+    config = SpanCorruption.Config(density=0.3, span=2.0, sentinels=5, sampler="poisson")
+    (phase,) = SpanCorruption(config).phases(packed(texts()), steps=3)
+    assert phase.view.corruption == Corruption(density=0.3, mean=2.0, sentinels=5, sampler="poisson")
+
+
 # ---- one task for three networks ------------------------------------------------------------------------------------
 
 

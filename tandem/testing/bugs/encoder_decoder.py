@@ -80,6 +80,10 @@ BUGS = {
         ("a share of the micro-batch's own mean", "accumulation",
          'loss / max(1, counts["nll"])', "loss / max(1, int(asked.sum()))"),
     ],
+    "objectives/span_corruption.py": [
+        ("the sampler asked for is not the one that cuts", NETWORKS,
+         "Corruption(c.density, c.span, c.sentinels, c.sampler)", "Corruption(c.density, c.span, c.sentinels)"),
+    ],
     "objectives/prefix_lm.py": [
         ("prefix LM reads again what was read before it", PREFIX_LM,
          "rows = rows.from_token(found[-1].view.read(since))", "pass"),
