@@ -53,8 +53,10 @@ def sums_by_layer(network: DoubleDecoder, batch: Batch) -> dict[tuple[str, int],
         measures = {"variance": variance[size > 1], "entropy": torch.special.entr(p).sum(-1).flatten()}
         if stack == "generation":
             own, latents = (x.sum(-1) for x in p.tensor_split([sources[0].k.shape[2]], dim=-1))
-            has_context = read[..., sources[0].k.shape[2] :].any(-1)
             assert torch.allclose(own + latents, torch.ones_like(own))
+            # By the spans: under a sink the first block reads a latent, and yet has no context
+            block, document = (source.span.lo.to(own.device) for source in sources)  # type: ignore[union-attr]
+            has_context = (block > document)[:, None].expand_as(own)
             measures["own_mass"] = own[has_context]
         found[stack, layer] |= {name: (x.sum().item(), x.numel()) for name, x in measures.items()}
 
@@ -101,11 +103,12 @@ class AttentionMass(Analysis):
             raise UserError(
                 "network.mixing = biased: its two sources share no softmax, so there is no share to measure"
             )
+        tokens = c.tokens or run.recipe.batch.context
         totals: dict[tuple[str, int], dict[str, list[float]]] = {}
         chosen = chosen_documents(store, c.documents, shortest=2)
         for document in chosen:
-            batch = first_tokens(network, store, [document], c.tokens or run.recipe.batch.context)
-            batch = batch.to(run.device.value)
+            has = int(store.lengths[document]) - 1  # what would fill the row is no query
+            batch = first_tokens(network, store, [document], min(tokens, has)).to(run.device.value)
             for place, measures in sums_by_layer(network, batch).items():
                 for name, (total, count) in measures.items():
                     held = totals.setdefault(place, {}).setdefault(name, [0.0, 0])

@@ -1,19 +1,21 @@
-"""Attention on own tokens, against a sum over every weight, and nats by partition."""
+"""Attention on own tokens and its like, against a sum over every weight, and nats by partition."""
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typed import tandem
 
-from tandem.analysis.attention_mass import sums_by_layer
+from tandem.analysis.attention_mass import AttentionMass, sums_by_layer
 from tandem.analysis.partitions import under_partitions
 from tandem.corpus import IGNORE
+from tandem.corpus.given import GivenTexts
 from tandem.corpus.partition import PartitionConfig
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.rope import rotate
-from tandem.testing.cases import Case, document, pack
+from tandem.testing.cases import VOCABULARY, Case, document, pack
 
 
 def build(**settings):
@@ -22,54 +24,88 @@ def build(**settings):
 
 
 def by_hand(network, batch):
-    """(own mass, entropy, variance) of every block of the generation stack, weight by weight, in one document."""
+    """(sum, count) of every measure by stack and layer, weight by weight, in one document."""
     x, T = network.embed(batch.tokens), batch.tokens.shape[1]
-    blocks = network.partition(batch)
-    latents, found = network.latents(x, batch.starts), []
-    rotation = network.rotation(0, T, x)
-    cos, sin = rotation.cos_TD, rotation.sin_TD
-    states = []
-    for block in network.generation_stack.blocks:
-        block.register_forward_hook(lambda block, given, y: states.append(given[0]))
+    blocks, c = network.partition(batch), network.config
+    seen = []
+    hooks = [b.register_forward_hook(lambda block, given, y: seen.append((given[0], y[0]))) for b in network.blocks]
+    latents = network.latents(x, batch.starts)
     network.generated(x, latents, batch.starts, blocks)
-    for block, state in zip(network.generation_stack.blocks, states, strict=True):
-        q, k, _ = block.qkv(block.norm_attention(state)).unflatten(-1, (12, 8)).split(4, dim=2)
-        kc, _ = torch.nn.functional.linear(latents, block.qkv.weight[32:]).unflatten(-1, (8, 8)).split(4, dim=2)
-        q, k, kc = (rotate(given, cos, sin, "adjacent")[0] for given in (q, k, kc))
-        own, entropy, variance, asked, spread = 0.0, 0.0, 0.0, 0, 0
+    for hook in hooks:
+        hook.remove()
+    H, G, found = c.heads, c.derived[0], {}
+    rotation = network.rotation(0, T, x)
+    for number, (block, (state, y)) in enumerate(zip(network.blocks, seen, strict=True)):
+        generates = number >= c.context_layers
+        place = ("generation", number - c.context_layers) if generates else ("context", number)
+        q, k, _ = block.qkv(block.norm_attention(state)).unflatten(-1, (-1, 8)).split((H, G, G), dim=2)
+        kc, _ = torch.nn.functional.linear(latents, block.qkv.weight[8 * H :]).unflatten(-1, (-1, 8)).split(G, dim=2)
+        q, k, kc = (rotate(given, rotation.cos_TD, rotation.sin_TD, "adjacent")[0] for given in (q, k, kc))
+        own, entropies, variances = [], [], []
         for i in range(T):
-            b = int(blocks[0, i])
-            for h in range(4):
-                keys = torch.cat((k[b : i + 1, h], kc[:b, h]))
-                scores = keys @ q[i, h] / math.sqrt(8)
+            b = int(blocks[0, i]) if generates else 0
+            for h in range(H):
+                g = h * G // H
+                latent = kc[: max(b, c.sink), g] if generates else kc[:0, g]
+                scores = torch.cat((k[b : i + 1, g], latent)) @ q[i, h] / math.sqrt(8)
                 p = scores.softmax(0)
-                entropy -= (p * p.log()).sum().item()
-                if b:
-                    own, asked = own + p[: i + 1 - b].sum().item(), asked + 1
-                if len(scores) > 1:
-                    variance, spread = variance + scores.var(unbiased=False).item(), spread + 1
-        found.append({"own_mass": (own, asked), "entropy": (entropy, 4 * T), "variance": (variance, spread)})
+                entropies.append(-(p * p.log()).sum())
+                own += [p[: i + 1 - b].sum()] if b else []
+                variances += [scores.var(unbiased=False)] if len(scores) > 1 else []
+        measures = {"entropy": entropies, "variance": variances, "residual": y.square().flatten().tolist()}
+        measures |= {"own_mass": own} if generates else {}
+        found[place] = {name: (float(sum(values)), len(values)) for name, values in measures.items()}
     return found
 
 
 @torch.no_grad()
-def test_own_mass_entropy_and_deviation_are_sums_over_the_weights():
-    network, batch = build(), pack([[document(30, 1)]])
-    found = sums_by_layer(network, batch)
-    expected = by_hand(network, batch)
-    for layer, measures in enumerate(expected):
+@pytest.mark.parametrize("settings", [{}, {"key_heads": 2}, {"sink": True}], ids=["plain", "grouped", "sink"])
+def test_all_measures_are_sums_over_the_weights(settings):
+    network, batch = build(**settings), pack([[document(30, 1)]])
+    found, expected = sums_by_layer(network, batch), by_hand(network, batch)
+    assert found.keys() == expected.keys() and len(expected) == 5
+    for place, measures in expected.items():
+        assert found[place].keys() == measures.keys()
         for name, (total, count) in measures.items():
-            assert found["generation", layer][name] == (pytest.approx(total, abs=1e-9), count)
-    shares = [total / count for total, count in (one["own_mass"] for one in expected)]
+            assert found[place][name] == (pytest.approx(total, abs=1e-9), count)
+    shares = [total / count for total, count in (expected["generation", layer]["own_mass"] for layer in range(3))]
     assert len({round(share, 6) for share in shares}) == 3
-    assert {place for place in found} == {("context", 0), ("context", 1), *(("generation", i) for i in range(3))}
 
 
 @torch.no_grad()
-def test_queries_without_context_are_left_out():
-    network, batch = build(partition=PartitionConfig(strategy="single")), pack([[document(30, 1)]])
-    assert sums_by_layer(network, batch)["generation", 0]["own_mass"] == (0.0, 0)
+@pytest.mark.parametrize("sink", [False, True])
+def test_queries_without_context_are_left_out(sink):
+    network, batch = build(partition=PartitionConfig(strategy="single"), sink=sink), pack([[document(30, 1)]])
+    assert sums_by_layer(network, batch)["generation", 0]["own_mass"] == (0, 0)
     assert network.watch is None
+
+
+def record_of(network, texts, tokens):
+    store = GivenTexts([[text] for text in texts], VOCABULARY)
+    run = SimpleNamespace(
+        network=network, corpus=SimpleNamespace(validation=store), device=SimpleNamespace(value="cpu")
+    )
+    return AttentionMass(AttentionMass.Config(tokens=tokens)).measure(run)
+
+
+@torch.no_grad()
+def test_a_record_is_a_mean_over_the_queries_of_all_documents():
+    network, texts = build(), [document(n, n) for n in (30, 9, 20)]
+    record, wanted = record_of(network, texts, 64), {}
+    sums = [by_hand(network, pack([[text[:-1]]])) for text in texts]
+    for stack, layer in sorted(sums[0]):
+        for name in sums[0][stack, layer]:
+            total, count = map(sum, zip(*(one[stack, layer][name] for one in sums), strict=True))
+            named = {"variance": "score_deviation", "residual": "residual_rms"}.get(name)
+            mean = total / count
+            wanted.setdefault(f"{stack}_{named or name}", []).append(mean**0.5 if named else mean)
+    assert record == {"documents": 3, **{name: pytest.approx(values, abs=1e-9) for name, values in wanted.items()}}
+
+
+def test_what_a_document_lacks_is_no_query():
+    for sink in (False, True):
+        network, texts = build(sink=sink), [document(n, n) for n in (2, 9, 20)]
+        assert record_of(network, texts, 64) == record_of(network, texts, 256)
 
 
 @torch.no_grad()

@@ -112,6 +112,16 @@ BUGS = {
          "found[stack, layer] |= {name:", "found[stack, 0] |= {name:"),
         ("queries without context count as own", MASS,
          'measures["own_mass"] = own[has_context]', 'measures["own_mass"] = own.flatten()'),
+        ("a query that reads the sink alone has context", MASS,
+         "has_context = (block > document)[:, None].expand_as(own)",
+         "has_context = read[..., sources[0].k.shape[2] :].any(-1)"),
+        ("what fills a row is a query", MASS,
+         "min(tokens, has)", "tokens"),
+        ("heads read the keys of another group", MASS,
+         "source.k.repeat_interleave(H // source.k.shape[1], dim=1)",
+         "source.k.repeat(1, H // source.k.shape[1], 1, 1)"),
+        ("a record is that of the last document", MASS,
+         "held[0], held[1] = held[0] + total, held[1] + count", "held[0], held[1] = total, count"),
     ],
 }
 # fmt: on
