@@ -8,8 +8,9 @@
     +-     = standard error of the mean margin over pairs of names, the two orders of each averaged first
 
 Context and query are one text, joined by one space and tokenised once. For networks that read sentences the context
-is a finished sentence and the query an open one. Nothing follows the query: a name that begins with a space hardly ever
-follows a lone space. Names are single tokens, or their first tokens would be compared; their share of the list is told.
+is a finished sentence and the query an open one; where it matters where a prompt ends, all before the answer is the
+prompt, as in generation. Nothing follows the query: a name that begins with a space hardly ever follows a lone space.
+Names are single tokens, or their first tokens would be compared; their share of the list is told.
 
 Names differ in frequency, so every pair is asked in both orders, and beside each margin stands that of the query
 alone. A context right before the query could be carried by a sentence's seed and need no memory, so sentences are put
@@ -25,15 +26,16 @@ import math
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import Tokenizer, shuffled
+from tandem.corpus import ScoringBatch, Store, Tokenizer, shuffled
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.given import GivenTexts
+from tandem.corpus.views import rows_of
 from tandem.evaluation.probe import Findings
 from tandem.networks.network import Network
 from tandem.recipe import Settings, UserError, register, require
@@ -196,13 +198,23 @@ def answers(network: Network, tokenizer: Tokenizer, asked: list[Asked], ids: dic
             "or more, or with a larger vocabulary"
         )
     nll, device = np.full(len(texts), np.nan), network.head.device
-    for scoring in network.scoring(given, int(given.lengths.max()), rows):  # type: ignore[arg-type]
+    for scoring in _scoring(network, given, rows):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             found = network.score(scoring.batch.to(device)).double().cpu().numpy()
         document, index = scoring.document.numpy(), scoring.index.numpy()
         last = (document >= 0) & (index == given.lengths[document] - 1)
         nll[document[last]] = found[last]
     return nll.reshape(-1, 2)
+
+
+def _scoring(network: Network, given: GivenTexts, rows: int) -> Iterator[ScoringBatch]:
+    """Texts as batches; a network that divides them reads all before the last token as a session reads its prompt."""
+    store, context = cast(Store, given), int(given.lengths.max())
+    if not network.divides:
+        return network.scoring(store, context, rows)
+    return rows_of(
+        ((i, 0, n - 1, n - 2) for i, n in enumerate(given.lengths.tolist())), store, context, rows, divided=True
+    )
 
 
 def read_sentences(tokenizer: Tokenizer, texts: list[list[str]]) -> Iterator[list[list[int]]]:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,11 @@ from tandem.evaluation.father_son import (
     single_tokens,
 )
 from tandem.networks.boundary_decoder import BoundaryDecoder
+from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.networks.double_decoder import DoubleDecoder
+from tandem.networks.encoder_decoder import EncoderDecoder
+from tandem.networks.prefix_decoder import PrefixDecoder
 from tandem.recipe import UserError
 
 TEXTS = [f"The son of {a} is {b}. The father of {b} is {a}. It was {a}" for a in NAMES[:30] for b in NAMES[:30]]
@@ -31,7 +36,7 @@ def tokenizer() -> Tokenizer:
 class Made:
     """Reads rows of any length."""
 
-    longest, config = None, Decoder.Config()
+    longest, divides, config = None, False, Decoder.Config()
 
     def scoring(self, store, context, rows):
         return scoring_rows(store, context, rows)
@@ -58,6 +63,39 @@ def test_margins_of_a_network_that_copies_by_place(tokenizer):
             for place, expected in ((son, sign), (father, -sign)):
                 target, distractor = answers(Copies(tokenizer, place), tokenizer, asked, ids, 4)[0]
                 assert distractor - target == pytest.approx(expected * 6.9)
+
+
+def test_what_is_told_of_a_network_that_copies_the_son(tokenizer):
+    son = 1 + tokenizer.encode(f"The son of {NAMES[0]} is").size
+    found = FatherSon(FatherSon.Config(pairs=40))(Copies(tokenizer, son - 1), tokenizer, torch.device("cpu"))
+    told = ("target", "distractor", "margin", "standard_error", "error")
+    for row in found.record["conditions"]:
+        if row["between"] is not None:
+            expected = (0.1, 7.0, 6.9, 0, 0) if row["query"] == "normal" else (7.0, 0.1, -6.9, 0, 1)
+            assert [row[key] for key in told] == pytest.approx(expected, abs=1e-6)
+
+
+class Uneven(Copies):
+    """Gives every token other nats after every other token at the place."""
+
+    def score(self, batch):
+        there = batch.tokens.gather(1, (batch.starts + self.place).clamp_max(batch.tokens.shape[1] - 1))
+        return (there * batch.targets % 97 / 10.0) * (batch.targets != IGNORE)
+
+
+def test_the_standard_error_is_over_pairs_of_names(tokenizer):
+    father = tokenizer.encode("The son of").size
+    network, ids = Uneven(tokenizer, father), single_tokens(list(NAMES), tokenizer)
+    found = FatherSon(FatherSon.Config(pairs=40))(network, tokenizer, torch.device("cpu"))
+    pairs = drawn_pairs(sorted(ids), 40, 0)
+    for row in found.record["conditions"]:
+        asked = [question(pair, row["query"], row["between"]) for pair in pairs]
+        of_names: dict = {}
+        for pair, (target, distractor) in zip(pairs, answers(network, tokenizer, asked, ids, 64), strict=True):
+            of_names.setdefault(frozenset(pair), []).append(distractor - target)
+        means = [sum(both) / 2 for both in of_names.values()]
+        assert len(means) == 20 and row["standard_error"] == pytest.approx(np.std(means, ddof=1) / 20**0.5) != 0
+        assert row["error"] == np.mean([margin < 0 for both in of_names.values() for margin in both])
 
 
 class Frequent(Made):
@@ -151,6 +189,21 @@ def test_what_a_network_of_sentences_is_asked_is_an_open_sentence(tokenizer):
     logits = network.session(1).prefill([prompt])[0].log_softmax(-1)
     expected = [-logits[ids[name]].item() for name in (asked.target, asked.distractor)]
     assert answers(network, tokenizer, [asked], ids, 4)[0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("cls", [Decoder, ContextReady, DoubleDecoder, EncoderDecoder, PrefixDecoder])
+def test_what_any_other_network_is_asked_is_what_generation_would_say(tokenizer, cls):
+    ids = single_tokens(list(NAMES[:30]), tokenizer)
+    asked = [question(("Adam", "Alan"), query, between) for query in ("normal", "reversed") for between in (None, 0)]
+    for config in cls.tiny().values():
+        network = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+        for parameter in network.parameters():
+            parameter.data *= 2
+        found = answers(network, tokenizer, asked, ids, 2)
+        for one, nats in zip(asked, found, strict=True):
+            logits = network.session(1).prefill([network.prompt(tokenizer, " ".join(one.sentences))])[0].log_softmax(-1)
+            expected = [-logits[ids[name]].item() for name in (one.target, one.distractor)]
+            assert nats.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_texts_and_sentences_that_a_network_can_not_read_are_refused(tokenizer):
