@@ -52,7 +52,7 @@ class MutualInformation(Analysis):
         longest: int = Field(128, ge=4)
         """The longest distance: all up to 16, then 16 more, evenly spaced in their logarithm."""
         resamples: int = Field(20, ge=0)
-        """Of the documents, for the interval of the exponent; 0: none."""
+        """Of the documents, for the interval of the exponent; 0, or a single document: none."""
         slots: int = Field(8, ge=1)
         """Of the bag for which weights are suggested."""
 
@@ -67,7 +67,7 @@ class MutualInformation(Analysis):
         floor = [information(classes, document, d, shuffled=draw) for d in distances]
         law = fit(distances, found)
         exponents = []
-        for _ in range(c.resamples):
+        for _ in range(c.resamples if len(lengths) > 1 else 0):  # of one document all are alike
             weights = np.bincount(draw.integers(len(lengths), size=len(lengths)), minlength=len(lengths))
             within = [d for d in distances if d < lengths[weights > 0].max()]  # the longest may not be drawn
             exponents.append(fit(within, [information(classes, document, d, weights) for d in within]).exponent)

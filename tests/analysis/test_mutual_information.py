@@ -6,7 +6,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from tandem.analysis.mutual_information import MutualInformation, distances_to, fit, information
+from tandem.analysis.mutual_information import MutualInformation, _classes, _text, distances_to, fit, information
 from tandem.corpus import Store, Tokenizer, prepare
 from tandem.corpus.store import StoreWriter
 from tandem.recipe import UserError, load
@@ -65,20 +65,53 @@ def test_a_run_is_measured_and_drawn(small_corpus):
     assert record["distance"] == [*range(1, 13)]
     assert record["information"][0] > 10 * abs(record["shuffled"][0])
     assert record["exponent_low"] <= record["exponent_high"]
-    assert record["weights"][0] == 1 and len(record["weights"]) == 4
+    assert record["weights"] == [round(slot ** record["law_exponent"], 6) for slot in (1, 2, 3, 4)]
     axes = matplotlib.figure.Figure().subplots()
     analysis.draw(record, axes)
     assert len(axes.lines) == 4  # the text, its law, the published exponent, shuffled pairs
 
 
-def measured(folder, lengths):
+def measured(folder, lengths, letters=lambda draw, n: draw.choice([*"aab"], size=n), resamples=20):
     """Of a text of random letters, documents of so many tokens."""
     draw = np.random.default_rng(0)
     writer = StoreWriter(folder / "store", Tokenizer.of_bytes())
-    writer.append(*writer.tokenizer.encode_batch(["".join(draw.choice([*"aab"], size=n)) for n in lengths]))
+    writer.append(*writer.tokenizer.encode_batch(["".join(letters(draw, n)) for n in lengths]))
     writer.close(["made up"])
     run = SimpleNamespace(corpus=SimpleNamespace(train=Store(folder / "store")), recipe=SimpleNamespace(seed=0))
-    return MutualInformation(MutualInformation.Config(classes=2, resamples=20)).measure(run)  # type: ignore[arg-type]
+    return MutualInformation(MutualInformation.Config(classes=2, resamples=resamples)).measure(run)  # type: ignore[arg-type]
+
+
+def test_classes_are_the_most_frequent_ids_and_one_for_the_rest():
+    assert _classes(np.array([5, 5, 5, 2, 2, 9]), 2).tolist() == [0, 0, 0, 1, 1, 2]
+    assert _classes(np.array([7, 1, 1, 3, 4]), 1).tolist() == [1, 0, 0, 1, 1]
+
+
+def test_the_text_is_that_of_whole_documents_without_their_ends(tmp_path):
+    measured(tmp_path, [6, 9])
+    store = Store(tmp_path / "store")
+    ids, document = _text(store, 1000)
+    found = sorted((ids[document == d].tolist() for d in (0, 1)), key=len)
+    assert found == [store.document(d)[:-1].tolist() for d in (0, 1)] and [*map(len, found)] == [6, 9]
+    assert len(_text(store, 1)[0]) in (6, 9)  # whole, and no more than are needed
+
+
+def test_the_interval_is_that_of_documents_drawn_again(tmp_path):
+    record = measured(tmp_path, [9] * 12, lambda draw, n: np.array([*"ab"])[(draw.random(n) < 0.2).cumsum() % 2], 4)
+    ids, document = _text(Store(tmp_path / "store"), 1000)
+    classes, draw, exponents = _classes(ids, 2), np.random.default_rng(0), []
+    for d in record["distance"]:
+        assert information(classes, document, d, shuffled=draw) == record["shuffled"][d - 1]
+    for _ in range(4):
+        again = np.concatenate([classes[document == d] for d in sorted(draw.integers(12, size=12))])
+        found = [information(again, np.repeat(np.arange(12), 9), d) for d in record["distance"]]
+        exponents.append(fit(record["distance"], found).exponent)
+    low, high = np.quantile(exponents, 0.025), np.quantile(exponents, 0.975)
+    assert (record["exponent_low"], record["exponent_high"]) == pytest.approx((low, high), rel=1e-3) and low < high
+
+
+def test_one_document_has_no_interval(tmp_path):
+    record = measured(tmp_path, [200])
+    assert record["documents"] == 1 and record["exponent_low"] is record["exponent_high"] is None
 
 
 def test_a_resample_without_the_longest_document_is_fitted_over_the_distances_of_the_others(tmp_path):
