@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.analysis import contraction
+from tandem.analysis.analysis import chosen_documents
 from tandem.analysis.contraction import Contraction, last_ratio, movements, passes_needed
-from tandem.corpus import prepare
+from tandem.corpus import IGNORE, prepare, scoring_rows
+from tandem.evaluation.likelihood import likelihood
 from tandem.networks.context_ready import ContextReady
 from tandem.recipe import load
 from tandem.testing.cases import Case, document, halving, pack
@@ -48,14 +51,58 @@ def test_nothing_moves_after_as_many_passes_as_there_are_tokens():
     assert (moved[7:] == 0).all() and moved[5].max() > 0
 
 
-def test_a_run_is_measured_and_drawn(small_corpus, tmp_path):
-    plots = pytest.importorskip("matplotlib.figure")
-    given = ["network.depth=1", "budget=3 steps", "batch.context=32", "training.device=cpu", *small_corpus]
-    recipe = load("context_ready/tiny", given)
+def test_a_batch_moves_as_far_as_the_row_that_moves_most():
+    network = Case("", ContextReady, ContextReady.Config(width=32, heads=4, depth=1)).build()
+    texts = [document(8, seed) for seed in (1, 2, 3)]
+    alone = [movements(network, pack([[text]]), passes=5) for text in texts]
+    together = movements(network, pack([[text] for text in texts]), passes=5)
+    torch.testing.assert_close(together, torch.stack(alone).amax(0))
+
+
+@pytest.fixture(scope="module")
+def run(small_corpus):
+    given = ["network.depth=1", "budget=3 steps", "batch.context=32", "training.device=cpu", "evaluation.rows=2"]
+    recipe = load("context_ready/tiny", [*given, *small_corpus])
     run = Run(recipe, prepare(recipe.corpus))
     torch.manual_seed(0)
     for parameter in run.network.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
+    return run
+
+
+def test_numbers_of_several_batches_by_hand(run):
+    record = Contraction(Contraction.Config(passes=6, batches=3, documents=8)).measure(run)
+    network, store = run.network.eval(), run.corpus.validation
+    batches = [rows.batch for rows in scoring_rows(store, 32, 2, chosen_documents(store, 8, shortest=2))]
+    moved = [movements(network, batch, 6).numpy() for batch in batches[:3]]
+    assert len(batches) > 3
+    largest = np.array([[pass_T.max() for pass_T in moved_KT] for moved_KT in moved])
+    np.testing.assert_allclose(record["delta"], largest.mean(0))
+    np.testing.assert_allclose(record["delta_by_position"], sum(moved) / 3, rtol=1e-6)
+    tolerance = network.config.tolerance
+    assert record["rho"] == pytest.approx(np.mean([last_ratio(delta_K, tolerance) for delta_K in largest]))
+    nll = record["nats_per_token"]
+    assert nll["stream"] == pytest.approx(likelihood(network, store, context=32, rows=2, documents=8).nll, rel=1e-6)
+    with torch.no_grad():
+        sums = [network.score(batch, passes=1).double().sum().item() for batch in batches]
+    assert nll["1"] == pytest.approx(sum(sums) / (store.lengths[chosen_documents(store, 8, 2)] - 1).sum())
+
+
+def test_of_passes_the_slowest_batch_tells_and_of_ratios_the_mean(run, monkeypatch):
+    moved, scored = iter([[4, 2, 1e-9], [1, 1e-9, 1e-9], [4, 3, 1e-9]]), []
+    monkeypatch.setattr(contraction, "movements", lambda *_: torch.tensor(next(moved))[:, None].expand(3, 32))
+    nll = dict.fromkeys(map(str, contraction.COLUMNS), 0.0)
+    monkeypatch.setattr(contraction, "parallel_against_sequential", lambda _, batches: scored.extend(batches) or nll)
+    record = Contraction(Contraction.Config(passes=3, batches=3, documents=None)).measure(run)
+    assert record["passes_to_tolerance"] == 3
+    assert record["rho"] == pytest.approx((2 / 4 + 0 + 3 / 4) / 3)  # the means would have 5 / 9
+    assert record["delta"] == pytest.approx([3, 5 / 3, 1e-9])
+    lengths = run.corpus.validation.lengths  # no number of documents: all of them
+    assert sum(int((batch.targets != IGNORE).sum()) for batch in scored) == (lengths - 1).sum()
+
+
+def test_a_run_is_measured_and_drawn(run, tmp_path):
+    plots = pytest.importorskip("matplotlib.figure")
     analysis = Contraction(Contraction.Config(passes=6, batches=2, documents=3))
     record = analysis.measure(run)
     assert [*record["nats_per_token"]] == ["1", "2", "3", "5", "10", "stream"]
@@ -68,6 +115,9 @@ def test_a_run_is_measured_and_drawn(small_corpus, tmp_path):
     figure = plots.Figure()
     axes = figure.subplots()
     analysis.draw(record, axes)
+    movement, slope = (line.get_ydata() for line in axes.get_lines())
+    assert [*movement] == record["delta"]
+    assert [*slope] == pytest.approx([record["delta"][0] * record["rho"] ** k for k in range(6)])
     drawn = {line.get_label(): line for line in axes.figure.axes[1].get_lines()}
     assert [*drawn["perplexity in k passes"].get_ydata()] == [record[f"perplexity_{K}"] for K in (1, 2, 3, 5, 10)]
     assert [*drawn["streaming"].get_ydata()] == [record["perplexity_stream"]] * 2

@@ -1,6 +1,7 @@
 """Bugs of the Context-Ready Transformer, of conversion and of pointer chasing."""
 
 CONTEXT_READY = "tests/networks/test_context_ready.py"
+CONTRACTION = "tests/analysis/test_contraction.py"
 FORMULA = CONTEXT_READY + "::test_a_correction_is_its_formula"
 
 # fmt: off
@@ -78,6 +79,15 @@ BUGS = {
     "training/run.py": [
         ("every micro-batch draws for itself", CONTEXT_READY,
          ".keyed(key, part)", ".keyed(key + part, part)"),
+    ],
+    "analysis/contraction.py": [
+        ("perplexity of positions, asked or not", CONTRACTION,
+         "double().sum().item() for batch in batches) / tokens",
+         "double().mean().item() for batch in batches) / len(batches)"),
+        ("the fastest batch tells the passes", CONTRACTION,
+         "passes_needed(delta_BK.max(0)", "passes_needed(delta_BK.min(0)"),
+        ("rows move as far as their mean", CONTRACTION,
+         ".amax((0, 2))", ".amax(2).mean(0)"),
     ],
     "evaluation/pointer_chasing.py": [
         ("the answers stand in the input", "tests/evaluation/test_pointer_chasing.py",
