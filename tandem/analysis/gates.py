@@ -1,6 +1,6 @@
 """What a network makes of its memory of thoughts: gates over the run, what they let through, whether it matters.
 
-    gate            g of each block with cross-attention, at every evaluation of the run and at its end
+    gate            g of each block with cross-attention: as it was drawn, at every evaluation so far, and now
     increment       |g O(read)| / |h|, mean over positions that have a memory: a gate alone says little, for the matrix
                     behind it can be as large as it is small
     attention       share of a block's attention by age of the thought, 1 the newest, over queries that have all M ages
@@ -168,9 +168,13 @@ class Gates(Analysis):
         for name, youngest in (("all, seeds off", 1), ("from the second newest on, seeds off", 2)):
             cost[name] = nats_per_token(unseeded, scorings, youngest) - own_unseeded
         points = self.folder.records("likelihood") if self.folder else []
+        now = run.progress.step
+        course = {p["step"]: p["gates"] for p in points if "gates" in p and p["step"] <= now} | {now: network.gates}
+        if recipe.start.run is None:  # else they began as another run left them
+            course = {0: dict.fromkeys(network.gates, 1.0)} | course
         return {
             "gates": network.gates,
-            "on_the_way": [{"step": p["step"], "gates": p["gates"]} for p in points if "gates" in p],
+            "on_the_way": [{"step": step, "gates": gates} for step, gates in course.items()],
             "increment": {str(layer + 1): total / n for layer, (total, n) in use.increments.items()},
             "attention_by_age": {
                 str(layer + 1): (mass / np.maximum(use.queries[layer], 1)).tolist() for layer, mass in use.mass.items()
@@ -181,10 +185,10 @@ class Gates(Analysis):
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         """Gates by step, a line for each block."""
-        points = [*record["on_the_way"]] or [{"step": record["step"], "gates": record["gates"]}]
-        steps = [0, *(point["step"] for point in points)]
+        points = record["on_the_way"]
+        steps = [point["step"] for point in points]
         for number, block in enumerate(record["gates"]):
-            values = [1.0, *(point["gates"][block] for point in points)]
+            values = [point["gates"][block] for point in points]
             axes.plot(steps, values, f"C{number % 10}o-", markersize=3, label=f"block {block}")
         axes.set_xlabel("step")
         axes.set_ylabel("gate of the memory")
