@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from typed import tandem
 
-from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
+from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.comparison.trained import open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.recipe import UserError, register, registered
@@ -38,8 +38,23 @@ def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
     whole, store = run.network.eval(), run.corpus.validation
     batch = first_tokens(whole, store, chosen_documents(store, 5, shortest=41), 40)
     with torch.no_grad():
-        delta = whole.restricted(4).score(batch) - whole.score(batch)
-    torch.testing.assert_close(torch.tensor(record["delta"]), delta.mean(0), rtol=0, atol=1e-5)
+        cut, nll = whole.restricted(4).score(batch), whole.score(batch)
+    delta = cut - nll
+    expected = {
+        "delta": delta.mean(0),
+        "nll": nll.mean(0),
+        "delta_standard_error": delta.std(0) / 5**0.5,
+        "nats_per_token": nll.mean(),
+        "nats_per_token_cut": cut.mean(),
+        "last_delta": torch.tensor(smoothed(delta.mean(0)[5:].numpy(), 5)[-1]),
+    }
+    for key, value in expected.items():
+        torch.testing.assert_close(torch.tensor(record[key]), value, rtol=0, atol=1e-5, check_dtype=False, msg=key)
+    axes = Figure().subplots()
+    registered("analysis")["state_window"](None).draw(record, axes)
+    (line,) = (line for line in axes.lines if line.get_label() == "smoothed")
+    assert [*line.get_xdata()] == [*range(5, 40)]  # where something is cut
+    assert line.get_ydata()[-1] == pytest.approx(record["last_delta"])
     assert (runs / network / "analysis/state_window.png").stat().st_size > 5000
 
 
