@@ -10,9 +10,11 @@ from typed import tandem
 
 from tandem.analysis.attention_mass import AttentionMass, sums_by_layer
 from tandem.analysis.partitions import under_partitions
+from tandem.comparison.trained import open_trained
 from tandem.corpus import IGNORE
 from tandem.corpus.given import GivenTexts
 from tandem.corpus.partition import PartitionConfig
+from tandem.evaluation.likelihood import likelihood
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.rope import rotate
 from tandem.testing.cases import VOCABULARY, Case, document, pack
@@ -133,3 +135,6 @@ def test_both_analyses_of_a_run(tmp_path, small_corpus):
         assert len(mass[name]) == 2 and all(value > 0 for value in mass[name])
     nats = json.loads((tmp_path / "dd/analysis/partitions.json").read_text())["nats_per_token"]
     assert set(nats) == {"training", "every_token", "single"}
+    trained = open_trained(tmp_path / "dd")
+    told = likelihood(trained.network.eval(), trained.corpus.validation, context=64, rows=16, documents=4)
+    assert nats["training"] == pytest.approx(told.nll, rel=1e-6)
