@@ -1,13 +1,18 @@
 """`tandem analyse`: a trained run, an analysis, its record and its picture."""
 
+import itertools
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from typed import tandem
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
+from tandem.analysis.gradient_roles import GradientRoles, squared_norms
 from tandem.comparison.trained import open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.recipe import UserError, register, registered
@@ -67,6 +72,44 @@ def test_gradient_roles_tell_the_streams_apart(runs):
         assert len(curve["mean"]) == 24 and sum(curve["pairs"]) * 2 == record["pairs"]
         assert all((mean is None) == (n == 0) for mean, n in zip(curve["mean"], curve["pairs"], strict=True))
     assert (runs / "sps/analysis/gradient_roles.png").stat().st_size > 5000
+
+
+def test_gradient_roles_are_ratios_of_norms_and_of_documents_however_many_are_read_at_a_time(runs):
+    run, options = open_trained(runs / "sps"), {"tokens": 48, "targets": 10}
+    record, at_once = (GradientRoles(GradientRoles.Config(**options, documents=3, rows=n)).measure(run) for n in (1, 3))
+    for name, curve in record["streams"].items():
+        for key, values in curve.items():
+            other = at_once["streams"][name][key]
+            torch.testing.assert_close(numbers(values), numbers(other), equal_nan=True, rtol=1e-4, atol=0)
+
+    network, store, draw, sums = run.network.eval(), run.corpus.validation, np.random.default_rng(0), {}
+    for document in chosen_documents(store, 3, shortest=29):  # slots 3 .. 23, offsets 1 .. 24
+        batch, losses = first_tokens(network, store, [document], 48), min(48, store.lengths[document] - 1)
+        asked = np.sort(draw.choice(np.arange(3, losses), 10, replace=False))
+        found = squared_norms(network, batch, torch.from_numpy(asked)[None])
+        norms = {int(j): sum(parts.values())[:, 0].sqrt() for j, parts in zip(asked, found, strict=True)}
+        for p, j in itertools.combinations(norms, 2):
+            if p < min(24, losses - 24) and j - p <= 24:
+                sums.setdefault(j - p, []).append(norms[j][:, p] / norms[p][:, p])
+    assert record["pairs"] == 2 * sum(map(len, sums.values()))
+    for offset, ratios in sums.items():
+        found = [curve["mean"][offset - 1] for curve in record["streams"].values()]
+        assert found == pytest.approx(torch.stack(ratios).mean(0).tolist(), rel=1e-4)
+
+
+def numbers(values):
+    """Lists of numbers, pairs of numbers and None, which becomes NaN, as one tensor."""
+    flat = [x for value in values for x in (value if isinstance(value, list) else [value, value])]
+    return torch.tensor([torch.nan if x is None else x for x in flat], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "shortest"), [("gradient_roles", 64 + 512 + 2), ("state_window", 2049)])
+def test_where_the_context_is_long_as_many_tokens_are_read_as_in_the_paper(runs, name, shortest):
+    run, cls = open_trained(runs / "sps"), registered("analysis")[name]
+    longer = SimpleNamespace(batch=SimpleNamespace(context=8192))
+    given: Any = SimpleNamespace(network=run.network, corpus=run.corpus, recipe=longer)
+    with pytest.raises(UserError, match=f"no document has the {shortest} tokens"):
+        cls(cls.Config()).measure(given)
 
 
 def test_one_document_has_no_error_and_no_band(runs):

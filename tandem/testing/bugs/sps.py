@@ -3,6 +3,7 @@
 SPS = "tests/networks/test_two_streams.py"
 PARITY = "tests/parity/test_sps.py"
 ROLES = "tests/analysis/test_gradient_roles.py"
+ANALYSE = "tests/analysis/test_analyse.py"
 VIEWS = "tests/corpus/test_views.py"
 
 # fmt: off
@@ -42,6 +43,16 @@ BUGS = {
          "* (self.given.square().sum(-1) + has_bias)", "* (1 + has_bias)"),
         ("heads share no norm", ROLES,
          "x.sum(2) if x.ndim == 4", "x.flatten(2) if x.ndim == 4"),
+        ("ratios of squares", ANALYSE,
+         ".sum(0).sqrt().cpu()", ".sum(0).cpu()"),
+        ("all rows are of the first documents", ANALYSE,
+         "horizon, begin)", "horizon, 0)"),
+    ],
+    "analysis/state_window.py": [
+        ("a deviation in place of an error", ANALYSE,
+         "ddof=1) / D**0.5", "ddof=1)"),
+        ("the last loss is the first", ANALYSE,
+         "_smoothing(tokens))[-1]", "_smoothing(tokens))[0]"),
     ],
     "nn/norm.py": [
         ("eps ten times too large", PARITY,
