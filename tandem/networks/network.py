@@ -59,7 +59,8 @@ def aligned(prompts: list[list[int]], rows: int) -> tuple[Tensor, Tensor]:
     """
     if len(prompts) != rows or not all(prompts):
         raise ValueError(f"a session of {rows} rows takes as many prompts, each of at least one token")
-    pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    longest = max(map(len, prompts))
+    pads = [longest - len(prompt) for prompt in prompts]
     return torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts, strict=True)]), torch.tensor(pads)
 
 
