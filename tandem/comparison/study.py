@@ -255,7 +255,8 @@ def _share(keys: Keys) -> Budget:
 
 def _part(budget: Budget, share: float) -> Budget:
     amount = budget.amount * share
-    return Budget(amount if budget.unit in ("seconds", "flops") else float(max(1, int(amount))), budget.unit)
+    whole = budget.unit in ("tokens", "steps")
+    return Budget(float(max(1, int(amount)) if whole else f"{amount:.4g}"), budget.unit)
 
 
 def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[Node]]:

@@ -46,6 +46,8 @@ def test_runs_share_what_they_may_spend_together(tmp_path, small_corpus):
     text = STUDY.replace("budget: 30 steps", "together: 2 minutes")
     study = read(tmp_path, small_corpus, "seeds=[1, 2, 3]", "rates=[1e-3, 4e-3, 8e-3]", text=text)
     assert str(study.budget) == "10 seconds" == str(study.recipe(study.trials()[0]).budget)
+    text = text.replace("2 minutes", "200 seconds")
+    assert str(read(tmp_path, small_corpus, "seeds=[1, 2, 3]", text=text).budget) == "33.33 seconds"
 
 
 def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
