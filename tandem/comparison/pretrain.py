@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
-from tandem.comparison.texts import scored, text_stores
+from tandem.comparison.texts import in_windows, scored, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, require_bytes
@@ -170,7 +170,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
         if judged is None:
             with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
-                found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress)
+                found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress, end=True)
             # First the file, for the record says that it is done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
             ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
@@ -233,15 +233,17 @@ class Samples:
 
 
 def judge(
-    run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None
+    run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None, end: bool = False
 ) -> tuple[Likelihood, dict[str, Any]]:
-    """Likelihood of held-out documents after `step` steps, and the record of it."""
+    """Likelihood of held-out documents after `step` steps, and the record of it; at the `end`, in windows, too."""
     began = time.perf_counter()
-    found = scored(run, run.corpus.validation, documents, run.recipe.evaluation.split, progress)
+    asked = (run.corpus.validation, documents, run.recipe.evaluation.split, progress)
+    found = scored(run, *asked)
+    judged = as_record(found, run.recipe) | (in_windows(run, *asked) if end else {})
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
     seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
-    return found, {"kind": "likelihood", "step": step, **as_record(found, run.recipe), **seen, **spent, **clocks}
+    return found, {"kind": "likelihood", "step": step, **judged, **seen, **spent, **clocks}
 
 
 def by_document(found: Likelihood) -> bytes:
@@ -274,6 +276,7 @@ def judge_texts(run: Run) -> dict[str, Any]:
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found[name] = as_record(scored(run, store, progress=progress), run.recipe)
+            found[name] |= in_windows(run, store, progress=progress)
     return {"texts": found, "seconds": time.perf_counter() - began}
 
 
@@ -304,9 +307,11 @@ def noted(note: str, words: str) -> str:
 def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
     paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
     text = f"what follows the break points of {text}" if judged.get("prefix") else text
+    windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
+    cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
-        + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published)" if paid else "")
+        + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
     )

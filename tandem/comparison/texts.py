@@ -7,6 +7,7 @@ They are read with the run's tokenizer into stores of their own, once, beside th
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.progress import DownloadColumn
 
@@ -58,6 +59,7 @@ def scored(
     documents: int | None = None,
     split: str = "all",
     progress: Told = lambda done, total: None,
+    whole: bool = True,
 ) -> Likelihood:
     """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share.
 
@@ -73,8 +75,25 @@ def scored(
         documents=documents,
         split=split,
         prefix=recipe.evaluation.prefix,
+        whole=whole,
         share=(ranks.rank, ranks.count),
         progress=progress,
     )
     run.network.train()
     return joined(ranks.gather(found))
+
+
+def in_windows(
+    run: Run,
+    store: Store,
+    documents: int | None = None,
+    split: str = "all",
+    progress: Told = lambda done, total: None,
+) -> dict[str, Any]:
+    """For a record: what a network that reads documents whole gives them in windows of the context, as all others
+    read; empty for the others."""
+    if not run.whole_network().reads_whole:
+        return {}
+    found = scored(run, store, documents, split, progress, whole=False)
+    kept = {"nats_per_token": found.nll, "nats_per_token_with_boundaries": found.nll_with_boundaries}
+    return {"in_windows": kept}

@@ -18,7 +18,7 @@ from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import HELD_OUT, given_stores, scored, text_stores
+from tandem.comparison.texts import HELD_OUT, given_stores, in_windows, scored, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.probe import Findings
 from tandem.evaluation.task_files import read_tasks
@@ -81,8 +81,9 @@ def evaluate(
     for name, store in {HELD_OUT: run.corpus.validation, **stores}.items():
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            found[name] = scored(run, store, documents, split, progress)
-    words = "\n".join(in_words(as_record(likelihood, run.recipe), name) for name, likelihood in found.items())
+            asked = (run, store, documents, split, progress)
+            found[name] = as_record(scored(*asked), run.recipe) | in_windows(*asked)
+    words = "\n".join(in_words(record, name) for name, record in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 
 

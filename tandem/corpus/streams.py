@@ -30,7 +30,7 @@ from torch import Tensor
 from tandem.corpus.order import Order
 from tandem.corpus.sentences import sentences_of
 from tandem.corpus.store import Store
-from tandem.corpus.views import ScoringBatch
+from tandem.corpus.views import ScoringBatch, Window, windows
 from tandem.recipe import Settings, UserError
 
 Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
@@ -261,32 +261,42 @@ def stream_totals(streams: list[Stream]) -> tuple[list[int], list[int]]:
 
 
 def scoring_streams(
-    store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+    store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
 ) -> Iterator[ScoringBatch]:
     """Every token of the documents, and every sentence end but the last of each, asked once: whole documents, each one
-    stream.
+    stream; else windows of `context` tokens that overlap by half, each a stream with nothing before it.
 
-    A batch has documents of about `rows` x `context` tokens, or one longer document.
+    A batch has streams of about `rows` x `context` tokens, or one longer document.
     """
-    sentences, held = sentences_of(store), []
     chosen = list(range(len(store)) if documents is None else documents)
-    for i in chosen:
-        lengths = np.diff(sentences.document(i), append=store.lengths[i]).tolist()
-        if held and sum(sum(stream.lengths) for stream in held) + sum(lengths) > rows * context:
+    asked = ((i, 0, int(store.lengths[i]) - 1, 0) for i in chosen) if whole else windows(store, context, chosen)
+    held, size = [], 0
+    for window in asked:
+        length = window[2] + 1 - window[1]
+        if held and size + length > rows * context:
             yield _asking(store, held)
-            held = []
-        held.append(Stream(int(i), 0, lengths))
+            held, size = [], 0
+        held.append(window)
+        size += length
     if held:
         yield _asking(store, held)
 
 
-def _asking(store: Store, streams: list[Stream]) -> ScoringBatch:
-    """Whole documents with what is scored of them."""
-    streams = sorted(streams, key=lambda stream: -len(stream.lengths))
-    document, index = [], []
-    for i, _, lengths in streams:
+def _asking(store: Store, held: list[Window]) -> ScoringBatch:
+    """Streams from the first token of a window to its last target, a sentence cut by its edges, with what is asked."""
+    found = []
+    for i, first, last, asked in held:
+        starts = sentences_of(store).document(i)
+        lengths = np.diff(starts[(starts > first) & (starts <= last)], prepend=first, append=last + 1)
+        place = np.arange(first, last + 1)
+        fresh = (place > asked) | (place == 0)
         ends = np.cumsum(lengths)
-        index.append(np.insert(np.arange(ends[-1]), ends, -1))
-        document.append(np.append(np.full(len(index[-1]) - 1, i), -1))  # the last sentence end is certain
-    batch = stream_batch(store, streams)
-    return ScoringBatch(batch, *(torch.from_numpy(np.concatenate(column))[None] for column in (document, index)))
+        certain = last + 1 not in starts  # the document's last end, or a sentence that goes on
+        closes = fresh[ends - 1] & (np.arange(len(ends)) < len(ends) - certain)
+        document = np.insert(np.where(fresh, i, -1), ends, np.where(closes, i, -1))
+        found.append((Stream(int(i), int(first), lengths.tolist()), document, np.insert(place, ends, -1)))
+    found.sort(key=lambda each: -len(each[0].lengths))
+    streams, *columns = zip(*found, strict=True)
+    return ScoringBatch(
+        stream_batch(store, list(streams)), *(torch.from_numpy(np.concatenate(column))[None] for column in columns)
+    )

@@ -6,7 +6,8 @@ Only this number is compared between methods. Scored are tokens 2 to last of eve
     scored           cat sat $          nll = nats / 3 tokens
     bytes             4   4  0          bits per byte = nats / ln 2 / 8 bytes; those of "The" are not asked
 
-A document longer than the context is read in windows that overlap by half, each token scored once. With `prefix` only
+A document longer than the context is read in windows that overlap by half, each token scored once; a network whose
+state has no such bound reads it whole, and in windows once more for a value beside. With `prefix` only
 what follows a break point is asked, given what lies before: the break points are fixed, one for each document (or each
 piece of a long one), so that every network, one that reads its context in both directions included, is asked for the
 same tokens of the same rows (corpus/prefixes.py). Scores are float32,
@@ -169,6 +170,7 @@ def likelihood(
     documents: int | None = None,
     split: str = "all",
     prefix: bool = False,
+    whole: bool = True,
     share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
@@ -181,6 +183,7 @@ def likelihood(
             seed, and part of every larger part. (The first of the store would be those of one source.)
         split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
         prefix: asks for what follows the documents' break points alone.
+        whole: as the network reads documents; else in windows, whatever it could read.
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
@@ -195,7 +198,7 @@ def likelihood(
         batches = rows_of(suffixes, store, context, rows, divided=True)
     else:
         tokens = store.lengths[order] - 1
-        batches = network.scoring(store, context, rows, order.tolist())
+        batches = network.scoring(store, context, rows, order.tolist(), whole)
     device, done, starts_anywhere = network.head.device, 0, False
     for scoring in batches:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):

@@ -95,7 +95,7 @@ class BoundaryDecoder(Decoder):
         return made(store, seed, rows, context)
 
     def scoring(
-        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
     ) -> Iterator[ScoringBatch]:
         if self.config.sentences is None:
             return super().scoring(store, context, rows, documents)

@@ -71,7 +71,7 @@ BLOCKS: dict[str, tuple[Callable[[BlockConfig, int], nn.Module], ...]] = {
 class Gestalt(Network):
     """Thought Gestalt (arXiv 2512.25026): sentence after sentence, with a memory of thoughts."""
 
-    reads_sentences = True
+    reads_sentences = reads_whole = True
     tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
 
     class Config(BlockConfig):
@@ -182,10 +182,10 @@ class Gestalt(Network):
         return SentenceStreams(store, seed, rows, context, self.config.streams)
 
     def scoring(
-        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
     ) -> Iterator[ScoringBatch]:
-        """Whole documents, memory empty at the first sentence of each."""
-        return scoring_streams(store, context, rows, documents)
+        """Memory is empty at the first sentence of each document, or of each window."""
+        return scoring_streams(store, context, rows, documents, whole)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """[EOS] stands where a sentence of the text ends, as in training; the last one stays open."""

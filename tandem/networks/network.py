@@ -77,6 +77,8 @@ class Network(nn.Module):
     """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
     reads_sentences: ClassVar[bool] = False
     """Whether it asks a store for its sentences."""
+    reads_whole: ClassVar[bool] = False
+    """Whether it scores a document whole, however long; others do in windows of the context."""
     suffixes_only: ClassVar[str] = ""
     """Why it is asked for the end of a text alone, given what lies before (`Batch.blocks`); empty: for all of it."""
     divides: ClassVar[bool] = False
@@ -112,9 +114,10 @@ class Network(nn.Module):
         return PackedRows(store, seed, rows, context)
 
     def scoring(
-        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None
+        self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
     ) -> Iterator[ScoringBatch]:
-        """How it reads documents to score them; `score` has the shape of `document` and `index`."""
+        """How it reads documents to score them; `score` has the shape of `document` and `index`. Where not `whole`, one
+        that `reads_whole` reads windows as well."""
         return scoring_rows(store, context, rows, documents)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
-from tandem.comparison.trained import open_model, open_trained, write_model
+from tandem.comparison.trained import evaluate, open_model, open_trained, write_model
 from tandem.corpus import Segmentation, sentences
+from tandem.evaluation.likelihood import likelihood
 from tandem.recipe import UserError, load
 from tandem.training.run import Run
 
@@ -57,10 +58,28 @@ def test_three_numbers_are_shown_of_a_network_that_is_told_of_boundaries(spans):
     judged = spans[1]["likelihood"]
     free, paid, published = (judged[f"nats_per_token{name}"] for name in ("", "_with_boundaries", "_as_published"))
     assert len({free, paid, published}) == 3
-    told = f"{free:.3f} nats/token ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published), "
-    assert in_words(judged).startswith(told)
-    plain = {key: value for key, value in judged.items() if not key.startswith("nats_per_token_")}
+    told = f"{free:.3f} nats/token ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published"
+    plain = {key: value for key, value in judged.items() if key != "in_windows"}
+    assert in_words(plain).startswith(f"{told}), ")
+    plain = {key: value for key, value in plain.items() if not key.startswith("nats_per_token_")}
     assert in_words(plain).startswith(f"{free:.3f} nats/token, ")
+
+
+def test_what_reads_documents_whole_is_scored_in_windows_beside(spans, trained):
+    path, result = spans
+    run, found = open_trained(path), {}
+    for context in (run.recipe.batch.context, 10_000):
+        asked = {"context": context, "rows": 4, "whole": False}
+        found[context] = likelihood(run.network, run.corpus.validation, **asked)
+    cut, whole = found.values()
+    windowed, judged = result["likelihood"]["in_windows"], result["likelihood"]
+    assert [windowed["nats_per_token"], windowed["nats_per_token_with_boundaries"]] == pytest.approx(
+        [cut.nll, cut.nll_with_boundaries], rel=1e-6
+    )
+    assert whole.nll == pytest.approx(judged["nats_per_token"], rel=1e-6) and abs(cut.nll - whole.nll) > 1e-4
+    words = f" as published; {cut.nll:.3f} and {cut.nll_with_boundaries:.3f} in windows of the context), "
+    assert words in in_words(judged) and words in evaluate(path, None)
+    assert "in_windows" not in json.loads((trained / "result.json").read_text())["likelihood"]
 
 
 def test_an_export_whose_splitter_is_not_here_is_told(spans, tmp_path):

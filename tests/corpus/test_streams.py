@@ -193,6 +193,33 @@ def test_the_tokens_that_are_scored_are_those_of_the_packed_view(store):
         assert ((s.document[0] >= 0) & (s.index[0] < 0) <= (s.batch.targets[0] == store.vocabulary)).all()
 
 
+@pytest.mark.parametrize("context", [2, 7, 16, 100])
+def test_in_windows_the_same_is_asked_given_what_the_packed_view_would_have_read(store, context):
+    asked = []
+    for scoring in scoring_streams(store, context, 3, whole=False):
+        batch, at = scoring.batch, 0
+        for i, offset, lengths in zip(batch.documents, batch.offsets, batch.lengths, strict=True):
+            size, starts = sum(lengths), sentences_of(store).document(i)
+            assert size <= context + 1  # the last one is asked, never read
+            begins = offset + np.cumsum([0, *lengths[:-1]])
+            assert begins.tolist() == [offset, *starts[(starts > offset) & (starts < offset + size)]]
+            own = slice(at, at := at + size + len(lengths))
+            document, index = scoring.document[0, own].numpy(), scoring.index[0, own].numpy()
+            place = np.insert(np.arange(offset, offset + size), np.cumsum(lengths), -1)
+            assert (index == place).all() and {*document} <= {i, -1}
+            assert batch.targets[0, own].tolist() == [
+                store.vocabulary if p < 0 else int(store.document(i)[p]) for p in place
+            ]
+            told = index[document >= 0]
+            assert all(p - offset >= min(p, context / 2) for p in told[told >= 0])
+            asked += [(i, int(p)) for p in told[told >= 0]]
+            closed = [int(index[j - 1]) + 1 for j in np.flatnonzero((document >= 0) & (index < 0))]
+            assert {*closed} <= {*starts}
+            asked += [(i, -end) for end in closed]
+    of_two_or_more = len(store.tokens) - LENGTHS.count(1)
+    assert len(asked) == len({*asked}) == of_two_or_more + sentences_of(store).manifest.sentences - len(store)
+
+
 def test_scoring_reads_whole_documents_in_batches_of_about_as_many_tokens(store):
     batches = [scoring.batch for scoring in scoring_streams(store, 16, 8, [8, 0, 4, 9])]
     assert [batch.documents for batch in batches] == [[8], [4, 9, 0]]

@@ -35,7 +35,10 @@ BUGS = {
         ("streams may be too long for a step", STREAMS,
          "if S * cap * self.per_epoch > self.tokens:", "if S * cap > self.tokens:"),
         ("the end of a document is a sentence end that is paid for", STREAMS,
-         "np.append(np.full(len(index[-1]) - 1, i), -1)", "np.append(np.full(len(index[-1]) - 1, i), i)"),
+         "certain = last + 1 not in starts", "certain = last < store.lengths[i] - 1 and last + 1 not in starts"),
+        ("a sentence that a window cuts is told to have ended", STREAMS,
+         "certain = last + 1 not in starts", "certain = last + 1 == store.lengths[i]"),
+        ("a window asks what the window before it has asked", STREAMS, "(place > asked)", "(place > first)"),
     ],
     "corpus/boundary_rows.py": [
         ("windows ask the boundaries of their overlap twice", ROWS,
