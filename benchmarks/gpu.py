@@ -23,12 +23,13 @@ git does not know the commit, TANDEM_COMMIT in the environment says it.
 import argparse
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 HERE = Path(__file__).parent
 NEEDED = (
@@ -152,8 +153,7 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
     Raises: SystemExit naming the wheels that are not there.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    found = list(wheels.glob("*.whl")) if missing else []
-    held = {wheel.name.split("-")[0].lower() for wheel in found}
+    held = {wheel.name.split("-")[0].lower(): wheel for wheel in wheels.glob("*.whl")}
     absent = [name for name in missing if WHEELS.get(name, name) not in held]
     if absent:
         names = " ".join(WHEELS.get(name, name) for name in absent)
@@ -162,9 +162,12 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
             f"  python -m pip download --only-binary=:all: --python-version {sys.version_info[0]}"
             f".{sys.version_info[1]} -d {wheels} {names}\n(with what they need: pydantic takes one version of its core)"
         )
-    if found:
+    if missing:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
-        subprocess.run([*command, *map(str, found)], check=True)
+        if subprocess.run([*command, *(str(held[WHEELS.get(name, name)]) for name in missing)]).returncode:
+            sys.exit(
+                f"a wheel in {wheels} is not for this Python {sys.version_info[0]}.{sys.version_info[1]}: as above"
+            )
     path = os.pathsep.join([str(HERE.parent), str(HERE), str(site), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
@@ -200,7 +203,7 @@ def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: floa
                 continue
             code = process.poll()
             if code is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that compile for it
                 process.wait()
             verdict = {0: "passed", None: "cut off"}.get(code, f"failed with {code}")
             verdicts.append({"name": part.name, "verdict": verdict, "seconds": round(took)})
@@ -220,7 +223,8 @@ def start(part: Part, out: Path, environment: dict[str, str]) -> tuple[subproces
     words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS, SHAPES) else part.words
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its process has ended
     command = [sys.executable, *words]
-    return subprocess.Popen(command, cwd=HERE.parent, env=environment, stdout=log, stderr=subprocess.STDOUT), log
+    settings: Any = {"cwd": HERE.parent, "env": environment, "stdout": log, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, **settings, start_new_session=True), log
 
 
 if __name__ == "__main__":

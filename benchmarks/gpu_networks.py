@@ -269,7 +269,7 @@ def main() -> None:
     arguments.add_argument("parts", nargs="+", choices=PARTS)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--networks", nargs="+", help="of steps and decode; all that are registered")
-    arguments.add_argument("--backends", nargs="+", default=["triton", "flex"], help="of attention on CUDA, of steps")
+    arguments.add_argument("--backends", nargs="+", default=["flex", "triton"], help="of attention on CUDA, of steps")
     arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()

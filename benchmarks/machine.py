@@ -76,27 +76,28 @@ def compare(
 
 def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
     """Milliseconds of each arm, median and quartiles over interleaved rounds; an arm that fails says how, of whatever
-    it fails: the errors of Triton's compiler, say, are no RuntimeErrors.
+    it fails: the errors of Triton's compiler, say, are no RuntimeErrors. Each is timed once as soon as it is warm, so
+    what has been timed before an arm breaks the device keeps a number.
 
     On CUDA by the device's own clock, which starts when the host is AHEAD by so many cycles: as in a run, a device that
     has work queued does not wait for what the host does before it launches a kernel.
     """
     times, failed = {name: [] for name in arms}, {}
-    for name, run in arms.items():
-        try:
-            for _ in range(warmup):
-                run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # what fails on the device says so here, not in the arm that is timed next
-        except Exception as error:  # one arm that cannot do it loses itself alone
-            failed[name] = {"failed": told(error)}
-    for _ in range(rounds):
+    on_device = torch.cuda.is_available()
+    for turn in range(max(1, rounds)):
         for name in [name for name in arms if name not in failed]:
-            times[name].append(
-                1e3 * _time(arms[name], time.perf_counter) if not torch.cuda.is_available() else _device_ms(arms[name])
-            )
-    quartiles = {name: statistics.quantiles(x, n=4) if rounds > 1 else x * 3 for name, x in times.items() if x}
-    return {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()} | failed
+            run = arms[name]
+            try:
+                for _ in range(warmup if turn == 0 else 0):
+                    run()
+                if rounds:
+                    times[name].append(_device_ms(run) if on_device else 1e3 * _time(run, time.perf_counter))
+                elif on_device:
+                    torch.cuda.synchronize()  # what fails on the device says so here, not in the arm that comes next
+            except Exception as error:  # one arm that cannot do it loses itself alone
+                failed[name] = {"failed": told(error)}
+    quartiles = {name: statistics.quantiles(x, n=4) if len(x) > 1 else x * 3 for name, x in times.items() if x}
+    return failed | {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()}
 
 
 def _device_ms(run: Callable[[], Any]) -> float:

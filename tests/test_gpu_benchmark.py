@@ -58,6 +58,19 @@ def test_missing_wheels_are_named(tmp_path):
     assert done.returncode == 1 and "missing here: not_there." in done.stderr and "pip download" in done.stderr
 
 
+def test_a_wheel_for_another_python_is_told_and_others_are_left_alone(tmp_path):
+    for name in ("not_there-1.0-cp399-cp399-any.whl", "torch-1.0-cp399-cp399-any.whl"):
+        (tmp_path / name).write_bytes(b"")
+    code = (
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import gpu\n"
+        "gpu.NEEDED = ('torch', *sys.argv[3:]); gpu.provide(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, str(FOLDER), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    done = subprocess.run([*command, "not_there"], capture_output=True, text=True)
+    assert done.returncode == 1 and "not for this Python" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_arm_that_fails_of_anything_loses_itself_alone(benchmarks):
     from machine import time_arms
 
@@ -69,6 +82,21 @@ def test_an_arm_that_fails_of_anything_loses_itself_alone(benchmarks):
 
     timed = time_arms({"broken": fail, "sound": lambda: None}, rounds=2)
     assert timed["broken"] == {"failed": "CompilationError: "} and timed["sound"]["ms"] >= 0
+
+
+def test_an_arm_that_breaks_the_device_leaves_what_was_timed_before_it(benchmarks):
+    from machine import time_arms
+
+    broken = []
+
+    def sound():
+        if broken:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    timed = time_arms({"first": sound, "breaks": lambda: broken.append(1) or sound(), "last": sound}, rounds=3)
+    failed = {"failed": "RuntimeError: an illegal memory access was encountered"}
+    assert timed == {"first": timed["first"], "breaks": failed, "last": failed}
+    assert timed["first"]["ms"] >= 0
 
 
 def test_parts_run_side_by_side_until_their_time_is_up(benchmarks, tmp_path):
