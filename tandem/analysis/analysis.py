@@ -1,4 +1,4 @@
-"""What every analysis is: a question to a trained run, answered with numbers that become a record and a picture.
+"""What every analysis is: a question to a run, answered with numbers that become a record and a picture.
 
 @register("analysis", "mine")
 class Mine(Analysis):
@@ -36,7 +36,10 @@ class Analysis:
         self.config = config
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """Numbers by name. Raises: UserError where the run's text does not suffice."""
+        """Numbers by name; a list of rows, each numbers by name, is shown as a table.
+
+        Raises: UserError where the run's text does not suffice.
+        """
         raise NotImplementedError
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:

@@ -5,7 +5,7 @@ generates, too.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -17,6 +17,7 @@ from rich.table import Table
 from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
+from tandem.comparison.table import NONE, aligned
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import HELD_OUT, given_stores, in_windows, scored, text_stores
 from tandem.corpus import Tokenizer
@@ -185,8 +186,22 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
         axes.set_title(f"{path.name}, step {run.progress.step:,}")
-    said = [f"{key:<20} {value}" for key, value in record.items() if isinstance(value, str | int | float)]
-    return "\n".join([*said, f"{'record':<20} {folder / name}.json", f"{'picture':<20} {folder / name}.png"])
+    said = {key: value for key, value in record.items() if isinstance(value, str | int | float)}
+    said |= {"record": f"{folder / name}.json", "picture": f"{folder / name}.png"}
+    return "\n".join([*_tables(record), *(f"{key:<20} {value}" for key, value in said.items())])
+
+
+def _tables(record: dict[str, Any]) -> Iterator[str]:
+    """Lists of a record whose items are mappings of plain values, a column for each key."""
+    for key, rows in record.items():
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            values = [[*row.values()] for row in rows]
+            if not any(isinstance(value, list | dict) for row in values for value in row):
+                yield f"{key}\n{aligned([[*rows[0]], *([*map(_cell, row)] for row in values)])}\n"
+
+
+def _cell(value: object) -> str:
+    return NONE if value is None else f"{value:#.4g}" if isinstance(value, float) else str(value)
 
 
 def _under(kind: str, options: Sequence[str]) -> list[str]:

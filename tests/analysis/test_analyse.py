@@ -150,6 +150,35 @@ def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, mo
     assert len(record["information"]) == 16 and record["options"]["classes"] == 32
 
 
+def test_rows_of_plain_values_are_shown_as_a_table(runs, monkeypatch):
+    monkeypatch.setitem(_registry["analysis"], "listing", Listing)
+    done = tandem("analyse", "listing", runs / "decoder")
+    assert done.exit_code == 0, done.output
+    table, rest = done.stdout.split("\n\n")
+    assert table.splitlines() == ["words", "word   nats  after", "cat   1.235      \N{EN DASH}", "tree  2.000      3"]
+    assert [line.split()[0] for line in rest.splitlines()] == [
+        "analysis",
+        "network",
+        "step",
+        "count",
+        "record",
+        "picture",
+    ]
+
+
+class Listing(Analysis):
+    """For a test."""
+
+    asks = "score"
+
+    def measure(self, run):
+        words = [{"word": "cat", "nats": 1.23456, "after": None}, {"word": "tree", "nats": 2.0, "after": 3}]
+        return {"count": 2, "empty": [], "numbers": [1, 2], "words": words, "nested": [{"word": "cat", "ids": [1]}]}
+
+    def draw(self, record, axes):
+        pass
+
+
 def refused(done, *words):
     assert done.exit_code == 2 and "Traceback" not in done.stderr, done.output
     for word in words:
