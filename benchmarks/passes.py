@@ -30,7 +30,7 @@ import torch
 from machine import compare, header, write
 from steps import Steps, growth, one_document
 
-from tandem.evaluation.pointer_chasing import BLOCK
+from tandem.analysis.pointer_chasing import BLOCK
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
 

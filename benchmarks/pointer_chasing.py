@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from machine import append, header, machine
 
-from tandem.evaluation.pointer_chasing import PUBLISHED, SOLVED, learn, settings, solved
+from tandem.analysis.pointer_chasing import PUBLISHED, SOLVED, learn, settings, solved
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
 

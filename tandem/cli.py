@@ -256,12 +256,10 @@ def compare(
 @main.command()
 def evaluate(
     run: RunPath,
-    overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show PROBE` lists them.")] = None,
     documents: Annotated[
         int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
-    probe: Annotated[str | None, typer.Option(help="A probe to run instead; `tandem show` lists them.")] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks to run instead: names, or paths of task files, with commas between.")
     ] = None,
@@ -270,7 +268,7 @@ def evaluate(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or a probe, or tasks.
+    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or tasks.
 
     \b
     tandem evaluate RUN                                       nats per token, bits per byte
@@ -281,17 +279,12 @@ def evaluate(
     from tandem.comparison import trained
     from tandem.recipe import UserError
 
-    mode = "--probe" if probe else "--tasks" if tasks is not None else "neither --probe nor --tasks"
-    other = {"--probe": ["KEY=VALUE"], "--tasks": ["--limit", "--rows"]}
-    taken = other.get(mode, ["--documents", "--texts"])
-    given = {"--tasks": tasks, "--documents": documents, "--texts": texts, "--limit": limit, "--rows": rows}
-    if spare := [option for option, value in given.items() if value and option not in (mode, *taken)]:
-        raise UserError(f"{', '.join(spare)}: evaluate with {mode} takes {', '.join(taken)}")
-    if probe:
-        trained.probe(run, probe, overrides or [], unfinished=unfinished, step=step)
-    elif overrides:
-        raise UserError(f"{' '.join(overrides)}: options are those of a probe; name it with --probe")
-    elif tasks is not None:
+    other, taken = {"--limit": limit, "--rows": rows}, "without --tasks takes --documents, --texts"
+    if tasks is not None:
+        other, taken = {"--documents": documents, "--texts": texts}, "with --tasks takes --limit, --rows"
+    if spare := [option for option, value in other.items() if value]:
+        raise UserError(f"{', '.join(spare)}: evaluate {taken}")
+    if tasks is not None:
         trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished, step=step)
     else:
         print(trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step))
@@ -342,7 +335,7 @@ def analyse(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Look inside a trained network; numbers and picture go to RUN/analysis, those of a recipe to ./analysis."""
+    """Ask a trained network something else; record and picture go to RUN/analysis, those of a recipe to ./analysis."""
     _fill()
     from tandem.comparison import trained
 

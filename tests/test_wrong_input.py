@@ -156,12 +156,11 @@ def test_a_run_that_is_not_there(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--limit", "1", "--rows", "3"], "--limit, --rows: evaluate with neither --probe nor --tasks takes"),
+        (["--limit", "1", "--rows", "3"], "--limit, --rows: evaluate without --tasks takes --documents, --texts"),
         (
             ["--tasks", "ood", "--documents", "1", "--texts", "a=b"],
             "--documents, --texts: evaluate with --tasks takes --limit",
         ),
-        (["--probe", "x", "--tasks", "ood", "--rows", "1"], "--tasks, --rows: evaluate with --probe takes"),
     ],
 )
 def test_options_of_another_way_to_evaluate(options, message):

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from rich.progress import TaskProgressColumn
-from rich.table import Table
 
 from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
@@ -21,7 +20,6 @@ from tandem.comparison.table import NONE, aligned
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import HELD_OUT, given_stores, in_windows, scored, text_stores
 from tandem.corpus import Tokenizer
-from tandem.evaluation.probe import Findings
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import stream_text
@@ -30,7 +28,7 @@ from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
-from tandem.training.display import TERMINAL, progress_bar, say
+from tandem.training.display import progress_bar
 from tandem.training.folder import RunFolder, replace_file
 from tandem.training.progress import Progress
 from tandem.training.run import Run
@@ -96,38 +94,6 @@ def run_tasks(
     judge_tasks(open_trained(path, unfinished, step), path / "tasks", files, limit, rows)
 
 
-def probe(
-    path: Path, name: str, overrides: Sequence[str] = (), unfinished: bool = False, step: int | None = None
-) -> None:
-    """Runs a probe (evaluation/probe.py) on the run in `path`, shows what it found and keeps it in `probes/`.
-
-    Raises: UserError where no probe has this name, or an option is wrong.
-    """
-    probes = registered("probe")
-    if name not in probes:
-        known = f"probes: {', '.join(probes)}" if probes else "none is registered"
-        raise UserError(f"--probe {name}: no such probe; {did_you_mean(name, probes)}{known}")
-    config = configure("probe", name, _under("probe", overrides))
-    run = open_trained(path, unfinished, step)
-    with torch.no_grad():
-        found: Findings = probes[name](config)(run.network.eval(), run.corpus.tokenizer, run.device.value)
-    folder = path / "probes"
-    folder.mkdir(exist_ok=True)
-    record = {"probe": name, "step": run.progress.step, "options": config.model_dump(mode="json"), **found.record}
-    replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
-    for title, rows in found.tables.items():
-        table = Table(*rows[0], title=title)
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        TERMINAL.print(table)
-    told = {key: value for key, value in record.items() if not isinstance(value, (list, dict))}  # the file has all
-    for key, value in told.items():
-        say(f"{key:<{max(11, *map(len, told))}} {value}")
-    for title, draw in found.plots.items():
-        draw(folder / f"{name}-{title}.png")
-    say(folder, "kept in")
-
-
 def continue_texts(
     path: Path,
     prompts: list[str],
@@ -163,7 +129,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     if takes_recipe and step is not None:
         raise UserError(f"{path}: no run here; --step is for runs")
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
-    config = configure("analysis", name, _under("analysis", [o for o in options if o not in overrides]))
+    own = [f"analysis.{o.removeprefix('analysis.')}" for o in options if o not in overrides]
+    config = configure("analysis", name, own)
     if not takes_recipe:
         run, folder = open_trained(path, unfinished, step), path / "analysis"
     else:
@@ -202,11 +169,6 @@ def _tables(record: dict[str, Any]) -> Iterator[str]:
 
 def _cell(value: object) -> str:
     return NONE if value is None else f"{value:#.4g}" if isinstance(value, float) else str(value)
-
-
-def _under(kind: str, options: Sequence[str]) -> list[str]:
-    """Options of one kind, written with its name before them or without."""
-    return [f"{kind}.{option.removeprefix(f'{kind}.')}" for option in options]
 
 
 def converted(path: Path, overrides: list[str]) -> Recipe:

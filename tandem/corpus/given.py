@@ -1,4 +1,4 @@
-"""Texts at hand, read as a store is: what a probe asks of a network that knows how to read stores.
+"""Texts at hand, read as a store is: what an analysis asks of a network that knows how to read stores.
 
 given = GivenTexts([[[5, 2], [9, 4]]], vocabulary=257)      one text of two sentences, tokens 5 2 9 4
 for scoring in network.scoring(given, context, rows): ...   every token but the first is asked, as of any document

@@ -1,5 +1,5 @@
 """What a trained network is worth."""
 
-from tandem.evaluation import father_son, likelihood, pointer_chasing
+from tandem.evaluation import likelihood
 
-__all__ = ["father_son", "likelihood", "pointer_chasing"]
+__all__ = ["likelihood"]

@@ -207,7 +207,7 @@ class Gestalt(Network):
         return self.table.weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
 
     def unseeded(self) -> Self:
-        """This network, weights shared, whose sentences all begin with [BOS]; probes ask for it."""
+        """This network, weights shared, whose sentences all begin with [BOS]; analyses ask for it."""
         other = copy.copy(self)
         other.config = self.config.model_copy(update={"seed": False})
         return other

@@ -22,7 +22,7 @@ from tandem.recipe.settings import (
     settings_in,
 )
 
-KINDS = (*SECTIONS, "analysis", "probe")
+KINDS = (*SECTIONS, "analysis")
 """What can be looked up: sections of a recipe, and what is done with a run."""
 
 

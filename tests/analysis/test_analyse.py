@@ -150,6 +150,32 @@ def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, mo
     assert len(record["information"]) == 16 and record["options"]["classes"] == 32
 
 
+def test_a_new_network_of_a_recipe_chases_pointers(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["steps=2", "tables=2", "keys=2", "network.depth=1", "network.width=32"]
+    done = tandem("analyse", "pointer_chasing", "decoder/tiny", *options, *small_corpus)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "analysis/decoder-tiny/pointer_chasing.json").read_text())
+    assert (record["trained_steps"], record["step"], record["options"]["tables"]) == (2, 0, 2)
+    assert (tmp_path / "analysis/decoder-tiny/pointer_chasing.png").stat().st_size > 5000
+    assert any(line.startswith("  pointer_chasing ") for line in tandem("show").stdout.splitlines())
+    assert "analysis.tables = 4" in tandem("show", "pointer_chasing").stdout
+
+
+def test_father_and_son_by_names_of_the_text(runs, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("cat dog bird sees hears likes small large red blue house tree river".replace(" ", "\n"))
+    options = [f"names={names}", "analysis.pairs=8", "between=[0]"]
+    done = tandem("analyse", "father_son", runs / "decoder", *options)
+    assert done.exit_code == 0, done.output
+    record = json.loads((runs / "decoder/analysis/father_son.json").read_text())
+    assert record["pairs"] == 8 and [row["between"] for row in record["conditions"]] == [None, 0, None, 0]
+    shown = done.stdout.splitlines()
+    assert shown[0] == "conditions" and len(shown[1].split()) == len(record["conditions"][0])
+    assert [line.split()[:3] for line in shown[2:4]] == [["normal", "\N{EN DASH}", "False"], ["normal", "0", "False"]]
+    assert (runs / "decoder/analysis/father_son.png").stat().st_size > 5000
+
+
 def test_rows_of_plain_values_are_shown_as_a_table(runs, monkeypatch):
     monkeypatch.setitem(_registry["analysis"], "listing", Listing)
     done = tandem("analyse", "listing", runs / "decoder")

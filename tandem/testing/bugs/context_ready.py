@@ -89,14 +89,14 @@ BUGS = {
         ("rows move as far as their mean", CONTRACTION,
          ".amax((0, 2))", ".amax(2).mean(0)"),
     ],
-    "evaluation/pointer_chasing.py": [
-        ("the answers stand in the input", "tests/evaluation/test_pointer_chasing.py",
+    "analysis/pointer_chasing.py": [
+        ("the answers stand in the input", "tests/analysis/test_pointer_chasing.py",
          "[answers] if c.answers_in_input else []", "[answers]"),
-        ("gradients are not clipped", "tests/evaluation/test_pointer_chasing.py",
+        ("gradients are not clipped", "tests/analysis/test_pointer_chasing.py",
          '"max_norm": 1.0', '"max_norm": 1e9'),
-        ("twenty hops at a rate that does not train them", "tests/evaluation/test_pointer_chasing.py",
+        ("twenty hops at a rate that does not train them", "tests/analysis/test_pointer_chasing.py",
          '"window": None}, 1e-4)', '"window": None}, 1e-3)'),
-        ("a later level asks its own keys", "tests/evaluation/test_pointer_chasing.py",
+        ("a later level asks its own keys", "tests/analysis/test_pointer_chasing.py",
          "keys[level - 1][order], answers.gather(1, order)", "keys[level - 1][order], answers"),
     ],
 }

@@ -4,7 +4,7 @@ STREAMS = "tests/corpus/test_streams.py"
 ROWS = "tests/corpus/test_boundary_rows.py"
 GIST = "tests/networks/test_boundary_decoder.py"
 LIKELIHOOD = "tests/evaluation/test_likelihood.py"
-PROBE = "tests/evaluation/test_father_son.py"
+FATHER_SON = "tests/analysis/test_father_son.py"
 GATES = "tests/analysis/test_gates.py"
 
 # fmt: off
@@ -89,22 +89,22 @@ BUGS = {
         ("a run at a step knows gates of later ones", GATES,
          ' and p["step"] <= now', ""),
     ],
-    "evaluation/father_son.py": [
-        ("a space follows the query", PROBE,
+    "analysis/father_son.py": [
+        ("a space follows the query", FATHER_SON,
          '[*(f"{sentence} " for sentence in text[:-1]), text[-1]]', '[f"{sentence} " for sentence in text]'),
-        ("pairs are asked in one order", PROBE,
+        ("pairs are asked in one order", FATHER_SON,
          "[*chosen, *((son, father) for father, son in chosen)]", "[*chosen, *chosen]"),
-        ("pairs are the first of the list", PROBE,
+        ("pairs are the first of the list", FATHER_SON,
          "[every[i] for i in shuffled(len(every), seed)[: count // 2]]", "every[: count // 2]"),
-        ("the error of a margin holds how frequent names are", PROBE,
+        ("the error of a margin holds how frequent names are", FATHER_SON,
          "margin.reshape(2, -1).mean(0)", "margin"),
-        ("a prompt may end anywhere", PROBE,
+        ("a prompt may end anywhere", FATHER_SON,
          "if not network.divides:", "if True:"),
-        ("margins of the distractor", PROBE,
+        ("margins of the distractor", FATHER_SON,
          "margin = nll[:, 1] - nll[:, 0]", "margin = nll[:, 0] - nll[:, 1]"),
-        ("a deviation in place of an error", PROBE,
+        ("a deviation in place of an error", FATHER_SON,
          " / math.sqrt(len(both))", ""),
-        ("the first tokens of names are compared", PROBE,
+        ("the first tokens of names are compared", FATHER_SON,
          "if len(ids) == 1}", "if len(ids)}"),
     ],
 }

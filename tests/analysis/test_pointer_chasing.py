@@ -1,13 +1,15 @@
 """Rows of pointer chasing against the paper's example, a resolver that reads them, and what a window shows."""
 
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from tandem.corpus import IGNORE
-from tandem.evaluation import pointer_chasing
-from tandem.evaluation.pointer_chasing import (
+from tandem.analysis import pointer_chasing
+from tandem.analysis.pointer_chasing import (
     BLOCK,
     PUBLISHED,
     PointerChasing,
@@ -18,6 +20,7 @@ from tandem.evaluation.pointer_chasing import (
     settings,
     solved,
 )
+from tandem.corpus import IGNORE
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
 from tandem.training.optimiser import AdamW
@@ -136,15 +139,17 @@ def test_one_recurrent_block_learns_a_hop_and_a_watcher_ends_it():
     assert accuracies(network, ours, seed=0) == found[-1]
 
 
-def test_one_plain_block_learns_no_hop_and_as_a_probe_is_a_new_network():
+def test_one_plain_block_learns_no_hop_and_what_is_analysed_is_a_new_network():
     trained = one_block(Decoder, 100, 64).eval()
     before = {name: value.clone() for name, value in trained.state_dict().items()}
-    with torch.no_grad():
-        probe = PointerChasing(PointerChasing.Config(**HOP, steps=100, lr=5e-3))
-        found = probe(trained, None, torch.device("cpu"))
-    assert found.record["solved"] == 1 and found.record["trained_steps"] == 100
-    assert max(found.record["accuracies"][1:]) < 0.5  # by chance 0.25
-    assert [row["level"] for row in found.tables["Pointer chasing"]] == ["0", "1", "last query"]
+    run: Any = SimpleNamespace(network=trained, device=SimpleNamespace(value=torch.device("cpu")))
+    analysis = PointerChasing(PointerChasing.Config(**HOP, steps=100, lr=5e-3))
+    found = analysis.measure(run)
+    assert found["solved"] == 1 and found["trained_steps"] == 100
+    levels, reached = zip(*(row.values() for row in found["levels"]), strict=True)
+    assert levels == ("0", "1", "last query") and max(reached[1:]) < 0.5  # by chance 0.25
+    analysis.draw(found, axes := Figure().subplots())
+    assert [bar.get_height() for bar in axes.patches] == list(reached)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
 
 

@@ -1,4 +1,4 @@
-"""The father-son probe: is a relation known as read, and as turned round?
+"""Father and son: is a relation known as read, and as turned round?
 
     context          The son of Paul is Mark.
     normal query     The son of Paul is          -> Mark, not Paul
@@ -16,7 +16,7 @@ Names differ in frequency, so every pair is asked in both orders, and beside eac
 alone. A context right before the query could be carried by a sentence's seed and need no memory, so sentences are put
 between, and networks whose sentences are seeded are asked without seeds, too; others have none.
 
-    tandem evaluate RUN --probe father_son probe.names=names.txt probe.pairs=200
+    tandem analyse father_son RUN names=names.txt pairs=200
 
 Source: Thought Gestalt (arXiv 2512.25026); pairs by seed, both orders, fillers and the query alone are ours.
 Cost: for P pairs and n tokens of a text about 20 P n tokens, twice that with seeds off.
@@ -32,13 +32,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from tandem.analysis.analysis import Analysis
 from tandem.corpus import ScoringBatch, Store, Tokenizer, shuffled
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.given import GivenTexts
 from tandem.corpus.views import rows_of
-from tandem.evaluation.probe import Findings
 from tandem.networks.network import Network
-from tandem.recipe import Settings, UserError, register, require
+from tandem.recipe import Settings, UserError, register
+from tandem.training.run import Run
 
 FEWEST = 12
 """Names below which the pairs are too few to tell anything."""
@@ -72,9 +73,11 @@ class Asked(NamedTuple):
     distractor: str
 
 
-@register("probe", "father_son")
-class FatherSon:
+@register("analysis", "father_son")
+class FatherSon(Analysis):
     """Whether "The son of Paul is Mark" also tells who the father of Mark is."""
+
+    asks = "score"
 
     class Config(Settings):
         names: str | None = None
@@ -93,21 +96,24 @@ class FatherSon:
                 raise ValueError(f"between = {self.between}: from 0 to {len(FILLERS)} sentences")
             return {}
 
-    def __init__(self, config: Config):
-        self.config = config
+    def measure(self, run: Run) -> dict[str, Any]:
+        """How many names are kept; by condition means over pairs, nats; and the margins of pairs, both orders averaged.
 
-    def __call__(self, network: Network, tokenizer: Tokenizer, device: torch.device) -> Findings:
+        Raises: UserError where names are too few, or texts longer than the network can read.
+        """
+        network, tokenizer = run.network.eval(), run.corpus.tokenizer
         given = read_names(self.config.names)
         ids = single_tokens(given, tokenizer)
         pairs = drawn_pairs(sorted(ids), self.config.pairs, self.config.seed)
         seeded = hasattr(network, "unseeded") and network.config.seed
         variants = {True: network, False: network.unseeded()} if seeded else {False: network}  # type: ignore[operator]
-        rows, margins = [], {}
+        rows, margins = [], []
         for condition in self._conditions([*variants]):
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
             nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
             margin = nll[:, 1] - nll[:, 0]
-            both = margins[condition] = margin.reshape(2, -1).mean(0)  # of the orders of a pair: its names cancel
+            both = margin.reshape(2, -1).mean(0)  # of the orders of a pair: its names cancel
+            margins.append(both.tolist())
             rows.append(
                 {
                     **condition._asdict(),
@@ -119,17 +125,27 @@ class FatherSon:
                 }
             )
         told = {"names_given": len(given), "names_kept": len(ids), "single_token_share": len(ids) / len(given)}
-        return Findings(
-            {**told, "pairs": len(pairs), "conditions": rows},
-            {"Father and son, nats": [_as_words(row) for row in rows]},
-            {"margins": lambda path: draw(margins, path)},
-        )
+        return {**told, "pairs": len(pairs), "conditions": rows, "margins": margins}
 
     def _conditions(self, seeds: list[bool]) -> Iterator[Condition]:
         for query in ("normal", "reversed"):
             yield Condition(query, None, seeds[0])
             for seeded in seeds:
                 yield from (Condition(query, between, seeded) for between in self.config.between)
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """How the margins of pairs are spread in every condition with seeds on, where it has any."""
+        seeds = any(row["seeds"] for row in record["conditions"])
+        for row, margins in zip(record["conditions"], record["margins"], strict=True):
+            if row["seeds"] == seeds:
+                n, line = row["between"], "-" if row["query"] == "normal" else "--"
+                told, colour = ("query alone", "k") if n is None else (f"{n} sentences between", f"C{n}")
+                label = f"{row['query']}, {told}, mean {row['margin']:+.3f}"
+                axes.ecdf(margins, color=colour, linestyle=line, label=label)
+        axes.axvline(0, color="0.6", linewidth=1)
+        axes.set_xlabel("margin of a pair of names, nats")
+        axes.set_ylabel("share of pairs with less")
+        axes.legend(loc="lower right", frameon=False, fontsize="small")
 
 
 def read_names(path: str | None) -> list[str]:
@@ -140,7 +156,7 @@ def read_names(path: str | None) -> list[str]:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"probe.names = {path}: can not be read ({error}); give a text file, a name on each line"
+            f"analysis.names = {path}: can not be read ({error}); give a text file, a name on each line"
         ) from error
     return list(dict.fromkeys(line.strip() for line in lines if len(line.split()) == 1))
 
@@ -154,8 +170,8 @@ def single_tokens(names: list[str], tokenizer: Tokenizer) -> dict[str, int]:
     kept = {name: int(ids[0]) for name, ids in zip(names, encoded, strict=True) if len(ids) == 1}
     if len(kept) < FEWEST:
         raise UserError(
-            f"probe.names: {len(kept)} of {len(names)} names are one token of this tokenizer, and it takes {FEWEST}; "
-            "give a longer list, or train with a larger vocabulary"
+            f"analysis.names: {len(kept)} of {len(names)} names are one token of this tokenizer, and it takes "
+            f"{FEWEST}; give a longer list, or train with a larger vocabulary"
         )
     return kept
 
@@ -189,13 +205,13 @@ def answers(network: Network, tokenizer: Tokenizer, asked: list[Asked], ids: dic
     read, sentence = int(given.lengths.max()) - 1, max(len(sentence) for text in texts for sentence in text)
     if network.longest is not None and read > network.longest:
         raise UserError(
-            f"probe.between: a text has {read} tokens to read, and this network has learned positions for "
+            f"analysis.between: a text has {read} tokens to read, and this network has learned positions for "
             f"{network.longest}; ask for fewer sentences between, or a run with a longer batch.context"
         )
     if sentence > (cap := getattr(network.config, "cap", sentence)):
         raise UserError(
-            f"network.cap = {cap}: a sentence of this probe has {sentence} tokens; ask a run with a cap of {sentence} "
-            "or more, or with a larger vocabulary"
+            f"network.cap = {cap}: a sentence of this analysis has {sentence} tokens; ask a run with a cap of "
+            f"{sentence} or more, or with a larger vocabulary"
         )
     nll, device = np.full(len(texts), np.nan), network.head.device
     for scoring in _scoring(network, given, rows):
@@ -223,28 +239,3 @@ def read_sentences(tokenizer: Tokenizer, texts: list[list[str]]) -> Iterator[lis
     ids, sizes = tokenizer.encode_batch(["".join(text) for text in joined])
     for text, tokens, size in zip(joined, ids, sizes, strict=True):
         yield [part.tolist() for part in np.split(tokens, token_starts(text, size)[1:])]
-
-
-def _as_words(row: dict[str, Any]) -> dict[str, str]:
-    between = "no context" if row["between"] is None else f"{row['between']} between"
-    shown = ("target", "distractor", "margin", "standard_error", "error")
-    numbers = {"+-" if key == "standard_error" else key: f"{row[key]:.3f}" for key in shown}
-    return {"query": row["query"], "context": between, "seeds": "on" if row["seeds"] else "off", **numbers}
-
-
-def draw(margins: dict[Condition, np.ndarray], path: Path) -> None:
-    """How the margins of pairs are spread, both orders averaged, in every condition with seeds on, where it has any."""
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    shown = any(condition.seeds for condition in margins)
-    for panel, query in zip(axes, ("normal", "reversed"), strict=True):
-        for condition, values in margins.items():
-            if condition.query == query and condition.seeds == shown:
-                told = "query alone" if condition.between is None else f"{condition.between} sentences between"
-                panel.ecdf(values, label=f"{told}, mean {values.mean():+.3f}")
-        panel.axvline(0, color="0.6", linewidth=1)
-        panel.set_title(f"{query} query")
-        panel.set_xlabel("margin of a pair of names, nats")
-        panel.legend(loc="lower right", frameon=False, fontsize="small")
-    axes[0].set_ylabel("share of pairs with less")
-    figure.savefig(path, format="png")

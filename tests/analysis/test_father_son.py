@@ -1,13 +1,15 @@
-"""The father-son probe, on a network made by hand that copies what stands at a place, and on tiny ones."""
+"""Father and son, on a network made by hand that copies what stands at a place, and on tiny ones."""
 
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from tandem.corpus import IGNORE, Tokenizer, scoring_rows
-from tandem.evaluation.father_son import (
+from tandem.analysis.father_son import (
     NAMES,
     FatherSon,
     answers,
@@ -17,6 +19,7 @@ from tandem.evaluation.father_son import (
     read_sentences,
     single_tokens,
 )
+from tandem.corpus import IGNORE, Tokenizer, scoring_rows
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
@@ -33,10 +36,18 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXTS, 600)
 
 
+def measured(network, tokenizer, **options):
+    run: Any = SimpleNamespace(network=network, corpus=SimpleNamespace(tokenizer=tokenizer))
+    return FatherSon(FatherSon.Config(**options)).measure(run)
+
+
 class Made:
     """Reads rows of any length."""
 
     longest, divides, config = None, False, Decoder.Config()
+
+    def eval(self):
+        return self
 
     def scoring(self, store, context, rows):
         return scoring_rows(store, context, rows)
@@ -67,9 +78,9 @@ def test_margins_of_a_network_that_copies_by_place(tokenizer):
 
 def test_what_is_told_of_a_network_that_copies_the_son(tokenizer):
     son = 1 + tokenizer.encode(f"The son of {NAMES[0]} is").size
-    found = FatherSon(FatherSon.Config(pairs=40))(Copies(tokenizer, son - 1), tokenizer, torch.device("cpu"))
+    found = measured(Copies(tokenizer, son - 1), tokenizer, pairs=40)
     told = ("target", "distractor", "margin", "standard_error", "error")
-    for row in found.record["conditions"]:
+    for row in found["conditions"]:
         if row["between"] is not None:
             expected = (0.1, 7.0, 6.9, 0, 0) if row["query"] == "normal" else (7.0, 0.1, -6.9, 0, 1)
             assert [row[key] for key in told] == pytest.approx(expected, abs=1e-6)
@@ -86,9 +97,9 @@ class Uneven(Copies):
 def test_the_standard_error_is_over_pairs_of_names(tokenizer):
     father = tokenizer.encode("The son of").size
     network, ids = Uneven(tokenizer, father), single_tokens(list(NAMES), tokenizer)
-    found = FatherSon(FatherSon.Config(pairs=40))(network, tokenizer, torch.device("cpu"))
+    found = measured(network, tokenizer, pairs=40)
     pairs = drawn_pairs(sorted(ids), 40, 0)
-    for row in found.record["conditions"]:
+    for row in found["conditions"]:
         asked = [question(pair, row["query"], row["between"]) for pair in pairs]
         of_names: dict = {}
         for pair, (target, distractor) in zip(pairs, answers(network, tokenizer, asked, ids, 64), strict=True):
@@ -110,8 +121,8 @@ class Frequent(Made):
 
 
 def test_how_frequent_names_are_is_neither_margin_nor_its_error(tokenizer):
-    found = FatherSon(FatherSon.Config(pairs=40))(Frequent(tokenizer), tokenizer, torch.device("cpu"))
-    for row in found.record["conditions"]:
+    found = measured(Frequent(tokenizer), tokenizer, pairs=40)
+    for row in found["conditions"]:
         assert (row["margin"], row["standard_error"]) == pytest.approx((0, 0), abs=1e-6) and row["error"] == 0.5
 
 
@@ -147,12 +158,12 @@ def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("Ann\nBob\n\nMary Ann\nBob\n")
     assert read_names(str(path)) == ["Ann", "Bob"]
-    with pytest.raises(UserError, match=r"probe.names = .*absent.txt: can not be read"):
+    with pytest.raises(UserError, match=r"analysis.names = .*absent.txt: can not be read"):
         read_names(str(tmp_path / "absent.txt"))
 
 
 @pytest.mark.parametrize("network", ["decoder", "boundary_decoder", "gestalt", "unseeded"])
-def test_the_probe_asks_networks_of_every_view(tokenizer, network, tmp_path):
+def test_networks_of_every_view_are_asked(tokenizer, network):
     from tandem.networks.gestalt import Gestalt
 
     cls = {"decoder": Decoder, "boundary_decoder": BoundaryDecoder}.get(network, Gestalt)
@@ -162,18 +173,24 @@ def test_the_probe_asks_networks_of_every_view(tokenizer, network, tmp_path):
     made = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
     for parameter in made.parameters():
         parameter.data *= 4
-    found = FatherSon(FatherSon.Config(pairs=12, rows=5))(made, tokenizer, torch.device("cpu"))
-    asked = [(row["between"], row["seeds"]) for row in found.record["conditions"]]
+    found = measured(made, tokenizer, pairs=12, rows=5)
+    asked = [(row["between"], row["seeds"]) for row in found["conditions"]]
     seeds = [True, False] if network == "gestalt" else [False]
     assert asked == 2 * [(None, seeds[0]), *((between, seed) for seed in seeds for between in (0, 1, 4))]
-    assert found.record["pairs"] == 12
-    assert found.record["single_token_share"] == found.record["names_kept"] / len(NAMES) < 1
-    margins = [row["margin"] for row in found.record["conditions"]]
+    assert found["pairs"] == 12
+    assert found["single_token_share"] == found["names_kept"] / len(NAMES) < 1
+    margins = [row["margin"] for row in found["conditions"]]
     assert len(set(margins)) == len(margins)  # every condition is another question
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a legend without a curve
-        found.plots["margins"](tmp_path / "margins.png")
-    assert (tmp_path / "margins.png").stat().st_size > 5000
+        FatherSon(None).draw(found, axes := Figure().subplots())
+    shown = [row["margin"] for row in found["conditions"] if row["seeds"] == seeds[0]]
+    curves, alone = axes.lines[:-1], [None, 0, 1, 4]
+    assert [line.get_label()[-6:] for line in curves] == [f"{margin:+.3f}" for margin in shown]
+    assert [line.get_linestyle() for line in curves] == 4 * ["-"] + 4 * ["--"]
+    for line, margin, between in zip(curves, shown, 2 * alone, strict=True):
+        assert f"{between} sentences" in line.get_label() or (between is None and "alone" in line.get_label())
+        assert len(line.get_xdata()) == 6 + 1 and np.mean(line.get_xdata()[1:]) == pytest.approx(margin)
 
 
 def test_what_a_network_of_sentences_is_asked_is_an_open_sentence(tokenizer):
@@ -219,7 +236,7 @@ def test_texts_and_sentences_that_a_network_can_not_read_are_refused(tokenizer):
         if cap == longest:
             assert all(answers(network.eval(), tokenizer, asked, ids, 4).all() for network in (decoder, gestalt))
             continue
-        with pytest.raises(UserError, match=rf"probe.between: a text has {read} tokens .* positions for {context};"):
+        with pytest.raises(UserError, match=rf"analysis.between: a text has {read} tokens .* positions for {context};"):
             answers(decoder, tokenizer, asked, ids, 4)
-        with pytest.raises(UserError, match=rf"network.cap = {cap}: a sentence of this probe has {longest} tokens"):
+        with pytest.raises(UserError, match=rf"network.cap = {cap}: a sentence of this analysis has {longest} tokens"):
             answers(gestalt, tokenizer, asked, ids, 4)

@@ -16,7 +16,7 @@ A stack of blocks makes so many steps and no more, and solves so many levels; a 
     task = Task(Task.Config())
     learn(network, task, seed=0, steps=1500, lr=1e-3)
     accuracies(network, task, seed=0)                   # by column: levels 0 .. n-1, and the last query
-    tandem evaluate RUN --probe pointer_chasing         # all of that, for a new network with the settings of a run
+    tandem analyse pointer_chasing decoder/tiny         # all of that, for a new network of a recipe, or of a run
 
 Ids: 0 Q, 1 =, 2 |, then the v values, then n k keys, level by level.
 Source: The Context-Ready Transformer (arXiv 2606.27538), section on pointer chasing; rows and ids are our own.
@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from tandem.corpus import IGNORE, Batch, Tokenizer
-from tandem.evaluation.probe import Findings
+from tandem.analysis.analysis import Analysis
+from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import Settings, register
 from tandem.training.optimiser import AdamW
-from tandem.training.run import keyed
+from tandem.training.run import Run, keyed
 
 QUERY, EQUALS, BAR, FIRST_VALUE = range(4)
 SOLVED = 0.99
@@ -175,9 +175,12 @@ def solved(found: list[float]) -> int:
     return next((column for column, accuracy in enumerate(found) if accuracy < SOLVED), len(found))
 
 
-@register("probe", "pointer_chasing")
-class PointerChasing:
-    """How many levels a new network, with the settings of the trained one, learns to solve."""
+@register("analysis", "pointer_chasing")
+class PointerChasing(Analysis):
+    """How many levels a new network of the same settings learns to solve."""
+
+    asks = "session"
+    trained = False
 
     class Config(Task.Config):
         steps: int = Field(3000, ge=1)
@@ -186,23 +189,26 @@ class PointerChasing:
         """Learning rate."""
         seed: int = 0
 
-    def __init__(self, config: Config):
-        self.config = config
-
-    def __call__(self, network: Network, tokenizer: Tokenizer, device: torch.device) -> Findings:
-        c, task = self.config, Task(self.config)
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Steps taken, columns solved and the accuracy by column."""
+        c, task, network = self.config, Task(self.config), run.network
         generator = torch.Generator().manual_seed(c.seed)
-        fresh = type(network)(network.config, task.vocabulary, task.length, generator).to(device)  # type: ignore[call-arg]
-        with torch.enable_grad():
-            steps = learn(
-                fresh, task, seed=c.seed, steps=c.steps, lr=c.lr, watch=lambda _, __, found: solved(found) == len(found)
-            )
+        fresh: Any = type(network)(network.config, task.vocabulary, task.length, generator)  # type: ignore[call-arg]
+        fresh.to(run.device.value)
+        steps = learn(
+            fresh, task, seed=c.seed, steps=c.steps, lr=c.lr, watch=lambda _, __, found: solved(found) == len(found)
+        )
         found = accuracies(fresh, task, c.seed)
         named = zip([*map(str, range(c.tables)), "last query"], found, strict=True)
         rows = [{"level": level, "accuracy": accuracy} for level, accuracy in named]
-        return Findings(
-            {"trained_steps": steps, "solved": solved(found), "accuracies": found}, {"Pointer chasing": rows}
-        )
+        return {"trained_steps": steps, "solved": solved(found), "levels": rows}
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """Accuracy by level."""
+        axes.bar([row["level"] for row in record["levels"]], [row["accuracy"] for row in record["levels"]])
+        axes.axhline(SOLVED, color="0.6", linewidth=1)
+        axes.set_xlabel("level")
+        axes.set_ylabel(f"accuracy after {record['trained_steps']:,} steps")
 
 
 def settings(size: str, **options: Any) -> tuple[Task, dict[str, Any], float]:
