@@ -138,6 +138,11 @@ def main() -> int:
         records = [json.loads(line) for line in path.read_text().splitlines()[1:]] if path.exists() else []
         if not records:
             path.write_text(json.dumps(machine()) + "\n")
+        for kept in records:  # one that has solved all stops before its last step
+            steps = options.steps if kept["solved"] < len(kept["accuracies"]) else kept["steps"]
+            if (kept["size"], kept["seed"], kept["steps"]) != (options.size, options.seed, steps):
+                told = f"size {kept['size']}, seed {kept['seed']}, {kept['steps']} steps"
+                sys.exit(f"{path} has arm {kept['arm']} at {told}: ask for the same, or give another --out")
     for arm in (arm for arm in arms if arm not in [record["arm"] for record in records]):
         records.append(run(arm, options))
         if options.out:

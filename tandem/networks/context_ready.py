@@ -122,7 +122,7 @@ class ContextReady(Network):
     """A few wide blocks behind a correction from the token before (arXiv 2606.27538); defaults are the paper's."""
 
     Wrapped: ClassVar[type[Decoder]] = Decoder
-    free = ("passes", "passes_min", "unroll", "correction_init", "prefill", "tolerance")
+    free = ("passes", "passes_min", "score_passes", "unroll", "correction_init", "prefill", "tolerance")
 
     class Config(CorrectionConfig, Decoder.Config): ...
 
@@ -139,6 +139,11 @@ class ContextReady(Network):
     def check(cls, recipe: Any) -> Iterator[tuple[str, str]]:
         if recipe.network.unroll == "bptt" and recipe.training.recompute:
             yield "training.recompute", "position by position (network.unroll: bptt) there is no pass to recompute"
+        if recipe.network.unroll == "bptt" and recipe.network.moe:
+            yield (
+                "network.moe",
+                "experts share the load of a pass, and position by position (unroll: bptt) there is none",
+            )
 
     @classmethod
     def _plain(cls, config: Any) -> Any:

@@ -143,14 +143,14 @@ class DoubleDecoder(Network):
     # ---- both stacks ------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        starts = batch.starts
+        starts, self.routings = batch.starts, []
         if not self.config.document_mask and batch.key is not None:
             starts = torch.zeros_like(starts)
         latents = self.latents(x, starts)
         hidden = self.generated(x, latents, starts, self.partition(batch, starts))
         extra = self.extra(batch)
         if self.config.context_loss:
-            extra["context_nll"] = self.nll(latents * self.config.width_ratio**-0.5, batch.targets)[0]
+            extra["context_nll"] = self.nll(latents * self.config.width_ratio**-0.5, next_of(batch.targets))[0]
         return hidden, extra
 
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class DoubleDecoder(Network):
         return super().terms | own
 
     def count(self, batch: Batch) -> dict[str, int]:
-        own = {"context_nll": int((batch.targets != IGNORE).sum())} if self.config.context_loss else {}
+        own = {"context_nll": int((next_of(batch.targets) != IGNORE).sum())} if self.config.context_loss else {}
         return super().count(batch) | own
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation:
@@ -325,6 +325,11 @@ class Mixing(nn.Module):
 
 
 # ---- readers --------------------------------------------------------------------------------------------------------
+
+
+def next_of(targets: Tensor) -> Tensor:
+    """(B, T), the token that follows each position; of a bag that follows (B, T, S), its first."""
+    return targets if targets.ndim == 2 else targets[..., 0]
 
 
 def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]:

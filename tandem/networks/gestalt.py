@@ -72,6 +72,7 @@ class Gestalt(Network):
     """Thought Gestalt (arXiv 2512.25026): sentence after sentence, with a memory of thoughts."""
 
     reads_sentences = reads_whole = True
+    free = ("detach", "hinge", "reduction", "dropout", "streams")
     tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
 
     class Config(BlockConfig):
@@ -100,12 +101,14 @@ class Gestalt(Network):
         """Rates in training."""
         streams: Streams = Streams()  # pyright: ignore[reportCallIssue]
         """How text is cut into streams, and what changes on the way."""
+        moe: None = None
+        """It has no mixtures of experts."""
 
         def derive(self) -> dict[str, Any]:
             found = super().derive()
-            plain = (self.key_heads or self.heads, self.head_width or found["head_width"], self.moe, self.qk_norm)
-            if plain != (self.heads, self.width // self.heads, None, False):
-                raise ValueError("key_heads, head_width, moe and qk_norm: leave them; memory has one head for each")
+            plain = (self.key_heads or self.heads, self.head_width or found["head_width"], self.qk_norm)
+            if plain != (self.heads, self.width // self.heads, False):
+                raise ValueError("key_heads, head_width and qk_norm: leave them; memory has one head for each")
             if self.thought_from is not None and self.thought_from > self.depth:
                 raise ValueError(f"thought_from {self.thought_from} is beyond depth {self.depth}; or null: the last")
             if self.width % 2:

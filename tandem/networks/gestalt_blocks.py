@@ -156,9 +156,10 @@ class ThoughtHead(nn.Module):
         self.project = Linear(c.width, c.width, bias=True, role="thought")
 
     def forward(self, v: Tensor, drop: float = 0.0) -> tuple[Tensor, Tensor]:
-        """v (R, C) to thoughts (R, C) and |r| (R,), float32 at least."""
-        r = self.project(dropped(self.norm(v), drop))
-        r = r.to(torch.promote_types(r.dtype, torch.float32))
+        """v (R, C) to thoughts (R, C) and |r| (R,), float32 at least, autocast or not."""
+        with torch.autocast(v.device.type, enabled=False):
+            v = v.to(torch.promote_types(v.dtype, torch.float32))
+            r = self.project(dropped(self.norm(v), drop))
         length = torch.linalg.vector_norm(r, dim=-1)
         return r / length.clamp_min(1e-12)[:, None], length
 

@@ -18,14 +18,15 @@ Shapes: A rows, N columns, E experts.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.nn.init import HIDDEN, roles, width_ratio
-from tandem.recipe import UserError, register
+from tandem.nn.init import HIDDEN, roles
+from tandem.recipe import Recipe, register
 from tandem.training.optimiser import AdamW, groups
 from tandem.training.parallel import cut_like, whole
 
@@ -45,13 +46,15 @@ class Muon(AdamW):
 
     config: Config
 
+    @classmethod
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        given = {"optimiser.lr_scale": recipe.optimiser.lr_scale}
+        given["network.base_width"] = (recipe.network.base_width or recipe.network.width) != recipe.network.width
+        for key in (key for key, is_given in given.items() if is_given):
+            yield key, f"muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw"
+
     def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
-        if c.lr_scale or width_ratio(network) != 1:
-            key = "optimiser.lr_scale" if c.lr_scale else "network.base_width"
-            raise UserError(
-                f"{key}: muon sets the size of its updates itself; leave {key}, or take optimiser.name=adamw"
-            )
         stacked: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter, parts in _matrices(network):
             stacked.setdefault(parts, []).append(parameter)

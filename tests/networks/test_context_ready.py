@@ -16,7 +16,7 @@ from tandem.networks.head_ffn import HeadFFN
 from tandem.networks.sps import SPS
 from tandem.nn.moe import MixtureConfig
 from tandem.objectives.next_token import NextToken
-from tandem.recipe import UserError
+from tandem.recipe import UserError, load
 from tandem.testing.cases import Case, document, halving, pack, texts
 from tandem.testing.contract import backward, same_gradients
 from tandem.testing.costs import check_flops
@@ -272,7 +272,6 @@ def test_passes_are_drawn_uniformly_by_the_step_alone():
 
 def test_micro_batches_of_a_step_share_their_key(small_corpus, monkeypatch):
     from tandem.corpus import prepare
-    from tandem.recipe import load
     from tandem.training.run import Run
 
     given = ["network.depth=1", "budget=3 steps", "batch.micro_batches=2", "training.device=cpu", *small_corpus]
@@ -385,6 +384,13 @@ def test_a_converted_network_is_the_old_one_to_the_last_bit(wrapped, setting, co
         network.nll(network(network.embed(batch.tokens), batch)[0], batch.targets)[0].backward()
         assert last.weight.grad.any() and bool(first.weight.grad.any()) is learns
         optimiser.step()
+
+
+def test_experts_are_refused_where_there_is_no_pass_to_balance():
+    given = ["network.moe={experts: 4, active: 2}", "network.mlp_width=24"]
+    load("context_ready/tiny", given)
+    with pytest.raises(UserError, match=r"network.moe.*: experts share the load of a pass, and position by position"):
+        load("context_ready/tiny", [*given, "network.unroll=bptt"])
 
 
 def test_what_can_not_be_converted_is_refused():

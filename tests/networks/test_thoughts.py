@@ -1,5 +1,6 @@
 """What is Thought Gestalt's own; what it shares with all networks is in test_contract.py."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks import gestalt_reading
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
-from tandem.networks.gestalt_blocks import rank_table
+from tandem.networks.gestalt_blocks import ThoughtHead, rank_table
 from tandem.networks.gestalt_reading import Reading
 from tandem.nn.dropout import drawn, tokens_dropped
 from tandem.objectives.next_token import NextToken
@@ -194,8 +195,9 @@ def test_bfloat16_products_have_few_sizes_on_a_cpu(monkeypatch, settings):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("blocks", KINDS)
-def test_no_value_is_read_on_the_host_while_a_batch_is_read(blocks, recompute):
+def test_no_value_is_read_on_the_host_while_a_batch_is_read(blocks, recompute, monkeypatch):
     """On tensors that have shapes alone: asking one for a value, or for where it is not 0, is an error."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none to leave on this device
     network, given = build(blocks=blocks, dropout=SOME).float().to("meta"), streams(RAGGED, key=3)
     network.recompute = recompute
     layout = network.layout(given, torch.device("meta"))
@@ -256,6 +258,17 @@ def test_ranks_stand_in_keys_alone():
     close(read_by(network, 1, same), value[None, :, None].expand(1, 2, 4, 8), EXACT, "values")
     network.ranks = lambda layers, like: dict.fromkeys(layers, like.new_zeros(3, 16))
     close(read_by(network, 1, thoughts), read_by(network, 1, turned), EXACT, "a permutation without ranks")
+
+
+def test_thoughts_are_float32_under_autocast():
+    head = ThoughtHead(Gestalt.Config(width=32, heads=4))
+    v = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    expected = head.double()(v.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        thoughts = head.float()(v)
+    for actual, exact in zip(thoughts, expected, strict=True):
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_ranks_have_the_length_of_a_thought():

@@ -11,6 +11,7 @@ from tandem.corpus.partition import PartitionConfig
 from tandem.networks.double_decoder import BlockReader, DoubleDecoder, Mixing
 from tandem.networks.double_decoder_session import APART, CachedStack
 from tandem.nn.attention import Source, attend
+from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
@@ -407,6 +408,23 @@ def test_a_rate_of_its_own_slows_one_stack_and_at_1_changes_nothing():
         share = 0.3 if name.startswith("context_stack") else 1.0
         assert torch.equal(neutral[name], plain[name]) and not torch.equal(plain[name], value), name
         torch.testing.assert_close(slow[name] - value, share * (plain[name] - value), rtol=1e-3, atol=1e-6)
+
+
+def test_a_context_loss_asks_for_one_token_whatever_a_bag_asks():
+    network, batch = build(context_loss=0.25), pack(texts())
+    slots = torch.stack((batch.targets, batch.targets.roll(-1, 1), batch.targets.roll(-2, 1)), dim=2)
+    bag = replace(batch, targets=slots)
+    assert network.count(bag) == network.count(batch) == {"context_nll": 57}
+    expected, found = (network(network.embed(b.tokens), b)[1]["context_nll"] for b in (batch, bag))
+    close(found, expected, EXACT, "sum of the context's own loss")
+
+
+def test_a_score_leaves_no_routings_to_the_next_pass():
+    network, batch = build(moe=MixtureConfig(experts=4, active=2, balance=0.3), mlp_width=24), pack(texts())
+    read = lambda: network(network.embed(batch.tokens), batch)[1]["balance"]
+    expected = read()
+    network.score(replace(batch, tokens=batch.tokens.flip(1)))
+    close(read(), expected, EXACT, "balance behind a score")
 
 
 def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from tandem.cli import main
 from tandem.comparison.trained import open_trained
-from tandem.corpus import PrefixRows, suffix_windows
+from tandem.corpus import PrefixRows, Streams, suffix_windows
 from tandem.corpus.partition import PartitionConfig
 from tandem.evaluation.likelihood import likelihood
+from tandem.networks.gestalt import GestaltDropout
 from tandem.objectives.phases import Phases
 from tandem.objectives.prefix_lm import PrefixLM
 from tandem.recipe import UserError, load
@@ -75,8 +76,12 @@ FREE = {
     "encoder_decoder-house": {"start": 5, "decoder_positions": "offset"},
     "double_decoder-blocks": {"context_loss": 0.2, "score_partitions": 3, "partition": SINGLE},
     "context_ready-passes": {
-        **{"passes": 9, "passes_min": 2, "unroll": "bptt"},
+        **{"passes": 9, "passes_min": 2, "score_passes": 3, "unroll": "bptt"},
         **{"correction_init": "zero", "prefill": "converge", "tolerance": 1e-5},
+    },
+    "gestalt-alternate": {
+        **{"detach": True, "hinge": 0.5, "reduction": "tokens"},
+        **{"dropout": GestaltDropout(token=0.5), "streams": Streams(sentences=3)},  # pyright: ignore
     },
 }
 

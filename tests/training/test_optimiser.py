@@ -5,8 +5,7 @@ import torch
 
 from tandem.networks.decoder import Decoder
 from tandem.nn.init import DECAYED, HIDDEN, roles
-from tandem.recipe import UserError, registered
-from tandem.training.muon import Muon
+from tandem.recipe import UserError, load, registered
 from tandem.training.optimiser import AdamW
 
 
@@ -92,6 +91,7 @@ def test_a_group_moves_at_its_own_rate_and_decays_by_it():
 
 
 def test_muon_refuses_rates_that_it_would_not_use():
-    for network, options in ((decoder(base_width=8), {}), (decoder(), {"lr_scale": {"stack": 0.3}})):
-        with pytest.raises(UserError, match="muon sets the size of its updates itself"):
-            Muon(Muon.Config(**options), network)
+    for key in ("network.base_width=8", "optimiser.lr_scale={stack: 0.3}"):
+        with pytest.raises(UserError, match=rf"{key.split('=')[0]} .*: muon sets the size of its updates itself"):
+            load("decoder/tiny", ["optimiser.name=muon", "network.width=16", key])
+    load("decoder/tiny", ["optimiser.name=muon", "network.width=16", "network.base_width=16"])

@@ -43,7 +43,8 @@ BUGS = {
         ("latents are projected for nothing", "flops",
          "training_linear=(L_c + L_g) * work + latents", "training_linear=(L_c + L_g) * work"),
         ("the context's own loss counts positions", OWN,
-         'int((batch.targets != IGNORE).sum())} if', "batch.targets.numel()} if"),
+         "int((next_of(batch.targets) != IGNORE).sum())} if", "batch.targets.numel()} if"),
+        ("the context is asked for every token of a bag", OWN, "else targets[..., 0]", "else targets"),
     ],
     "networks/double_decoder_session.py": [
         ("the last token of a prompt is context", "decoding",

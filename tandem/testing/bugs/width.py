@@ -19,7 +19,7 @@ BUGS = {
     ],
     "training/muon.py": [
         ("muon takes no notice of width transfer", OPTIMISER,
-         "if c.lr_scale or width_ratio(network) != 1:", "if c.lr_scale:"),
+         "(recipe.network.base_width or recipe.network.width) != recipe.network.width", "False"),
     ],
     "nn/init.py": [
         ("a wider network is drawn as wide as ever", "tests/nn/test_init.py",
