@@ -107,7 +107,7 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
     for name in options.networks or [*LONG, *(name for name in registered("network") if name not in LONG)]:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
-            network = build(name, shape, vocabulary, T, passes_min=None).train()
+            network = build(name, shape, vocabulary, T, passes_min=None)
             cost = network.cost().training(T)
             flops = rows * sum(cost.values())
             model = flops - rows * cost["attention"] / 7  # of 14 parts 2 are scores computed again: not the model's
@@ -151,7 +151,7 @@ def decode(record: Callable[[dict], None], options: Any) -> None:
             try:
                 if network is None:  # once for all rows: to draw so many weights takes longer than to decode
                     network = build(name, TINY if options.tiny else shape, vocabulary, 4096, prefill=5)
-                    network = network.to(torch.bfloat16 if CUDA else torch.float32).eval()
+                    network = network.to(torch.bfloat16 if CUDA else torch.float32)
                 _decode_into(found, network, vocabulary, options.rounds)
             except Exception as error:  # no session for plain prompts, or none that can be fixed
                 found["failed"] = told(error)
@@ -221,7 +221,7 @@ def bags(record: Callable[[dict], None], options: Any) -> None:
     bagged = rows_of(vocabulary, rows, (T + 1) * bag).tokens.unflatten(1, (-1, bag))
     targets = bagged[:, 1:].clone()
     targets[:, -1, 1:] = IGNORE
-    network = build("decoder", shape, vocabulary, T).train()
+    network = build("decoder", shape, vocabulary, T)
     if not options.tiny:
         network.compile()
     arms = {
@@ -238,7 +238,7 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
     for shape in [TINY] if options.tiny else blocks:
         arms, memory = {}, {}
         for what, K, recompute in (("K 1", 1, False), ("K 5", 5, False), ("K 5 recomputed", 5, True)):
-            network = build("context_ready", shape, vocabulary, T, passes=K, passes_min=None).train()
+            network = build("context_ready", shape, vocabulary, T, passes=K, passes_min=None)
             network.recompute = recompute
             if not options.tiny:
                 network.compile()

@@ -101,7 +101,7 @@ def _grown(shape, arm, setting) -> int:
 def streaming(options) -> list[dict]:
     records = []
     for shape in SHAPES:
-        streamed, batch = network(shape, tiny=options.tiny).eval(), one_document(VOCABULARY, 1, CONTEXT, 0)
+        streamed, batch = network(shape, tiny=options.tiny), one_document(VOCABULARY, 1, CONTEXT, 0)
         session, tokens = streamed.session(1), batch.tokens
         read = [session.prefill(tokens[:, :1].tolist()), *(session.step(token) for token in tokens[0, 1:])]
         e = streamed.embed(tokens)
@@ -121,7 +121,7 @@ def decode(options) -> list[dict]:
     runs, read = [], []
     for cls, shape in given.items():
         own: dict[str, Any] = {**BLOCK, **shape, "heads": 16} | ({"width": 64} if options.tiny else {})
-        model = cls(cls.Config(**own), vocabulary, context, torch.Generator().manual_seed(0)).eval()
+        model = cls(cls.Config(**own), vocabulary, context, torch.Generator().manual_seed(0))
         parameters = model.cost().parameters
         read.append(4 * (sum(parameters.values()) - parameters["embedding"]))  # of the table, a row
         session = model.session(1)

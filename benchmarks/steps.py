@@ -39,7 +39,7 @@ class Steps:
         compiled=True,
         lr=1e-3,
     ):
-        self.network, self.batch, self.dtype = network.to(DEVICE).train(), batch, dtype
+        self.network, self.batch, self.dtype = network.to(DEVICE), batch, dtype
         if compiled:
             network.compile()
         self.objective = objective or NextToken(NextToken.Config())

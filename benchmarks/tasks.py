@@ -55,7 +55,7 @@ def compare_ways(model: Path, options: argparse.Namespace) -> list[dict]:
 
 def adapter(model: Path, rows: int):
     network, tokenizer = load_exported(model)
-    return Harness(network.eval(), tokenizer, rows=rows)
+    return Harness(network, tokenizer, rows=rows)
 
 
 def exported(model: Path, rows: int):

@@ -97,7 +97,7 @@ class AttentionMass(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         """By stack, a list with a value for each layer."""
-        c, store, network = self.config, run.corpus.validation, run.network.eval()
+        c, store, network = self.config, run.corpus.validation, run.network
         assert isinstance(network, DoubleDecoder)
         if network.config.mixing != "softmax":
             raise UserError(

@@ -85,7 +85,7 @@ class Contraction(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         """Movement by pass, and by pass and position, rho, passes to the tolerance, and perplexity by passes."""
-        c, network, store = self.config, run.network.eval(), run.corpus.validation
+        c, network, store = self.config, run.network, run.corpus.validation
         assert isinstance(network, ContextReady)
         chosen = chosen_documents(store, c.documents or len(store), shortest=2)
         rows = scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen)

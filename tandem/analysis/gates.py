@@ -152,7 +152,7 @@ class Gates(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         """By block, counted from 1, gates, increments and attention; gates on the way; nats of exchanged memories."""
-        network, store, recipe = run.network.eval(), run.corpus.validation, run.recipe
+        network, store, recipe = run.network, run.corpus.validation, run.recipe
         assert isinstance(network, Gestalt)
         if not network.gates:
             raise UserError("analyse gates: no block of this network reads thoughts by cross-attention")

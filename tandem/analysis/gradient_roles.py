@@ -60,7 +60,7 @@ class GradientRoles(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, store = self.config, run.corpus.validation
-        network: Any = run.network.eval()  # with what it `asks`
+        network: Any = run.network  # with what it `asks`
         if getattr(network.config, "moe", None):
             raise UserError(
                 "analyse gradient_roles: a mixture of experts gives a slot no gradient of its own in one product; "

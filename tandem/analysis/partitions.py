@@ -41,7 +41,7 @@ class Partitions(Analysis):
 
     @torch.no_grad()
     def measure(self, run: Run) -> dict[str, Any]:
-        store, network = run.corpus.validation, run.network.eval()
+        store, network = run.corpus.validation, run.network
         chosen = chosen_documents(store, self.config.documents or len(store), shortest=2)
         totals: dict[str, float] = {}
         tokens = 0

@@ -39,7 +39,7 @@ class StateWindow(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, store = self.config, run.corpus.validation
-        network: Any = run.network.eval()  # with what it `asks`
+        network: Any = run.network  # with what it `asks`
         tokens = c.tokens or min(2048, run.recipe.batch.context)
         if c.window >= tokens - 1:
             raise UserError(f"analysis.window = {c.window}: it cuts nothing of {tokens} tokens; ask for a smaller one")

@@ -264,8 +264,7 @@ def decoding(run: Run) -> Decoding:
     """What it costs to go on with half a context of held-out text for a quarter of one, at most 64 tokens."""
     context = run.recipe.batch.context
     prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
-    measured = measure_decoding(run.whole_network().eval(), prompt.tolist(), max(1, min(64, context // 4)))
-    run.network.train()
+    measured = measure_decoding(run.whole_network(), prompt.tolist(), max(1, min(64, context // 4)))
     return measured
 
 
@@ -321,11 +320,10 @@ def samples(run: Run) -> list[tuple[str, str]]:
     """(prompt, what follows) for the prompts of the recipe."""
     recipe, prompts = run.recipe, run.recipe.sampling.prompts
     sampler = recipe.choice("sampling")(recipe.sampling)
-    network = run.whole_network().eval()
+    network = run.whole_network()
     texts = generate_text(
         network, run.corpus.tokenizer, prompts, sampler=sampler, max_tokens=recipe.sampling.tokens, seed=recipe.seed
     )
-    run.network.train()
     return list(zip(prompts, texts, strict=True))
 
 

@@ -60,7 +60,7 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
     """What the harness found, and about each item."""
     from tandem.evaluation.harness import REQUEST_ORDER, RESAMPLES, Harness, run_tasks
 
-    network, tokenizer = run.whole_network().eval(), run.corpus.tokenizer
+    network, tokenizer = run.whole_network(), run.corpus.tokenizer
     with progress_bar(f"asking {file.name}", TaskProgressColumn()) as progress:
         adapter = Harness(network, tokenizer, rows=rows, told=progress)
         results = run_tasks(adapter, [file], limit)

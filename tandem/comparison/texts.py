@@ -68,7 +68,7 @@ def scored(
     ranks, recipe = run.ranks, run.recipe
     require_bytes(store, recipe.batch.context, documents, split, recipe.evaluation.prefix)
     found = likelihood(
-        run.whole_network().eval(),
+        run.whole_network(),
         store,
         context=recipe.batch.context,
         rows=recipe.evaluation.rows,
@@ -79,7 +79,6 @@ def scored(
         share=(ranks.rank, ranks.count),
         progress=progress,
     )
-    run.network.train()
     return joined(ranks.gather(found))
 
 

@@ -55,7 +55,7 @@ REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by th
 
 
 class Harness(TemplateLM):
-    """A network as the harness sees it, in eval mode, where its weights are.
+    """A network as the harness sees it, where its weights are.
 
     Args:
         rows: prompts read at a time; changes nothing but speed and memory.

@@ -64,7 +64,6 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
     """Runs from where `run` stands to its end, or raises Stopped when asked to by a signal, after saving."""
-    run.network.train()
     forget_peak(run.device.value)
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):

@@ -40,7 +40,7 @@ def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
     assert all(abs(delta) < 1e-6 for delta in record["delta"][:5])  # nothing is cut yet
     assert any(abs(delta) > 1e-6 for delta in record["delta"][5:])
     run = open_trained(runs / network)
-    whole, store = run.network.eval(), run.corpus.validation
+    whole, store = run.network, run.corpus.validation
     batch = first_tokens(whole, store, chosen_documents(store, 5, shortest=41), 40)
     with torch.no_grad():
         cut, nll = whole.restricted(4).score(batch), whole.score(batch)
@@ -82,7 +82,7 @@ def test_gradient_roles_are_ratios_of_norms_and_of_documents_however_many_are_re
             other = at_once["streams"][name][key]
             torch.testing.assert_close(numbers(values), numbers(other), equal_nan=True, rtol=1e-4, atol=0)
 
-    network, store, draw, sums = run.network.eval(), run.corpus.validation, np.random.default_rng(0), {}
+    network, store, draw, sums = run.network, run.corpus.validation, np.random.default_rng(0), {}
     for document in chosen_documents(store, 3, shortest=29):  # slots 3 .. 23, offsets 1 .. 24
         batch, losses = first_tokens(network, store, [document], 48), min(48, store.lengths[document] - 1)
         asked = np.sort(draw.choice(np.arange(3, losses), 10, replace=False))

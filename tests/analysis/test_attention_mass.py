@@ -136,5 +136,5 @@ def test_both_analyses_of_a_run(tmp_path, small_corpus):
     nats = json.loads((tmp_path / "dd/analysis/partitions.json").read_text())["nats_per_token"]
     assert set(nats) == {"training", "every_token", "single"}
     trained = open_trained(tmp_path / "dd")
-    told = likelihood(trained.network.eval(), trained.corpus.validation, context=64, rows=16, documents=4)
+    told = likelihood(trained.network, trained.corpus.validation, context=64, rows=16, documents=4)
     assert nats["training"] == pytest.approx(told.nll, rel=1e-6)

@@ -72,7 +72,7 @@ def run(small_corpus):
 
 def test_numbers_of_several_batches_by_hand(run):
     record = Contraction(Contraction.Config(passes=6, batches=3, documents=8)).measure(run)
-    network, store = run.network.eval(), run.corpus.validation
+    network, store = run.network, run.corpus.validation
     batches = [rows.batch for rows in scoring_rows(store, 32, 2, chosen_documents(store, 8, shortest=2))]
     moved = [movements(network, batch, 6).numpy() for batch in batches[:3]]
     assert len(batches) > 3

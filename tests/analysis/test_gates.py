@@ -31,7 +31,7 @@ def texts(lengths) -> list[list[list[int]]]:
 
 @pytest.fixture(scope="module", params=["alternate", "serial", "parallel"])
 def network(request) -> Gestalt:
-    made = Case("", Gestalt, Gestalt.tiny()[request.param]).build().eval()
+    made = Case("", Gestalt, Gestalt.tiny()[request.param]).build()
     assert isinstance(made, Gestalt)
     return made
 

@@ -36,7 +36,7 @@ def test_each_text_is_scored_at_the_end_shown_and_recorded(trained):
     run = open_trained(path)
     for name, text in result["texts"].items():
         store = prepare_texts(run.recipe.corpus, "it", run.recipe.evaluation.texts[name], run.corpus.tokenizer)
-        expected = likelihood(run.network.eval(), store, context=32, rows=3)
+        expected = likelihood(run.network, store, context=32, rows=3)
         first = [run.corpus.tokenizer.decode(store.document(i)[:1]) for i in range(len(store))]
         assert text["bytes"] == store.manifest.bytes - len("".join(first).encode())  # the first token is not scored
         assert text["tokens"] == len(store.tokens) - len(store)

@@ -45,7 +45,7 @@ def by_a_session_of_its_own(network, asked):
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_an_answer_is_what_a_session_of_its_own_says_at_any_batch_size(case):
-    network = case.build().eval()
+    network = case.build()
     asked = asked_of(network)
     expected = [by_a_session_of_its_own(network, one) for one in asked]
     assert [answer.is_greedy for answer in expected[-3:]] == [True, False, False]
@@ -63,7 +63,7 @@ def decoder(context=40, **settings):
     )
     for parameter in network.parameters():
         parameter.data *= 3
-    return network.eval()
+    return network
 
 
 def test_a_decoders_answers_are_its_scores_of_the_whole_row():

@@ -48,7 +48,7 @@ def network_of(context=64, **settings):
     )
     for parameter in network.parameters():
         parameter.data *= 3
-    return network.eval()
+    return network
 
 
 def reads_sentences(name):
@@ -208,7 +208,7 @@ class SuffixesOnly(Decoder):
 
 
 def suffixes_only():
-    return SuffixesOnly(Decoder.Config(width=32, heads=2, depth=1), 257, 64, torch.Generator().manual_seed(0)).eval()
+    return SuffixesOnly(Decoder.Config(width=32, heads=2, depth=1), 257, 64, torch.Generator().manual_seed(0))
 
 
 def test_a_network_without_a_score_of_whole_texts_says_why_and_does_the_rest():

@@ -19,7 +19,7 @@ TINY = [
 def logits(network, config):
     made = type(network)(config, network.vocabulary, network.context)
     made.load_state_dict(network.state_dict())
-    session = made.eval().session(1)
+    session = made.session(1)
     return torch.cat([session.prefill([[3, 1, 4, 1, 5]]), session.step(torch.tensor([9]))])
 
 

@@ -110,7 +110,7 @@ def test_after_span_corruption_alone_it_is_no_language_model(tuned):
 
 def test_a_score_depends_on_neither_the_rows_at_a_time_nor_the_other_documents(tuned):
     run = open_trained(tuned["encoder_decoder"])
-    store, network = run.corpus.validation, run.network.eval()
+    store, network = run.corpus.validation, run.network
     given = {"context": 32, "prefix": True}
     whole, other = (likelihood(network, store, rows=rows, **given) for rows in (2, 7))
     np.testing.assert_allclose(whole.nats_by_document, other.nats_by_document, rtol=1e-4)

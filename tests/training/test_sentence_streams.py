@@ -69,7 +69,7 @@ def test_a_run_tells_what_it_reads_and_reads_on_where_it_stopped(spec):
     assert [run.tokens(step) for step in range(1, 21)] == [
         sum(len(batch.tokens) for batch in batches[:step]) for step in range(1, 21)
     ]
-    found = likelihood(run.network.eval(), run.corpus.validation, context=16, rows=16)
+    found = likelihood(run.network, run.corpus.validation, context=16, rows=16)
     assert found.tokens == sum(n - 1 for n in run.corpus.validation.lengths)
     assert found.nll_with_boundaries > found.nll and found.nll_paper is not None
 
