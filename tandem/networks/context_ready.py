@@ -292,7 +292,7 @@ class ContextReady(Network):
         """`passes`: not of the mean step. For `prefill: converge` a prompt costs one pass, of as many as it takes."""
         c, work = self.config, self.correction.work(self.config)
         # A prompt is read as tokens are decoded, also where the wrapped network reads inputs alone
-        inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=False)
+        inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
         P = c.prefill if isinstance(c.prefill, int) else None
         K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
         return replace(

@@ -22,7 +22,8 @@ class Cost:
     passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
         blocks in training, all passes together, where these are not `linear`.
     prefill_linear, prefill_pairs: those of a prompt, where they are not `linear` and `pairs`.
-    held_back: whether a session reads the last token of a prompt as it decodes.
+    held_back: tokens at the end of a prompt that a session does not read as its prompt, whose logits are those of a
+        token read as it decodes: the last one, or (0) one of the network's own; None: a prompt has logits.
     divided: of a document of so many tokens of context and so many generated ones, multiply-adds of all blocks and
         pairs of all queries in training, where context is not read as the rest is.
     """
@@ -38,7 +39,7 @@ class Cost:
     training_linear: float | None = None
     prefill_linear: int | None = None
     prefill_pairs: Callable[[int], int] | None = None
-    held_back: bool = False
+    held_back: int | None = None
     divided: Callable[[int, int], tuple[int, int]] | None = None
 
     once: ClassVar[int | property] = 0
@@ -71,9 +72,9 @@ class Cost:
 
     def first_logits(self, n: int) -> int:
         """FLOPs from a prompt of n tokens to the logits of what follows it."""
-        if not self.held_back:
+        if self.held_back is None:
             return self.prefill(n) + 2 * self.head
-        return self.prefill(n - 1) + self.decode(n - 1)
+        return self.prefill(n - self.held_back) + self.decode(n - 1)
 
     def decode(self, n: int) -> int:
         """FLOPs to read the token at index n and form its logits."""

@@ -235,7 +235,7 @@ class DoubleDecoder(Network):
             training_linear=(L_c + L_g) * work + latents + (head if c.context_loss else 0),
             prefill_linear=L_c * work + latents,
             prefill_pairs=lambda n: L_c * n * (n + 1) // 2,
-            held_back=True,
+            held_back=1,
         )
 
     @classmethod

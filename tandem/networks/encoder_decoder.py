@@ -22,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of context and M generated ones of a batch, C
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -214,7 +214,8 @@ class EncoderDecoder(Network):
             pairs = c.encoder_layers * context**2 + c.decoder_layers * tokens * (2 * context + tokens + 1) // 2
             return reading * context + c.decoder_layers * generated * tokens, pairs
 
-        plain = Cost(
+        reads = bool(c.encoder_layers)
+        return Cost(
             parameters=self.parameters_by_role(),
             linear=c.decoder_layers * generated,
             head=self.vocabulary * c.width,
@@ -222,19 +223,11 @@ class EncoderDecoder(Network):
             pairs=lambda n: divided(0, n)[1],
             keys=lambda n: c.decoder_layers * (n + 1 + more),
             cache=lambda n: 2 * c.decoder_layers * G * D * (n + more),
+            prefill_linear=reading if reads else None,
+            prefill_pairs=(lambda n: c.encoder_layers * n**2) if reads else None,
+            held_back=1 - more if reads else None,
             divided=divided,
         )
-        if not c.encoder_layers:
-            return plain
-        read = {"prefill_linear": reading, "prefill_pairs": lambda n: c.encoder_layers * n**2, "held_back": True}
-        return replace(plain, **read) if self.first is None else _Started(**{**vars(plain), **read})
-
-
-class _Started(Cost):
-    """Where a prompt is context to its last token, and generation starts from a token of its own."""
-
-    def first_logits(self, n: int) -> int:
-        return self.prefill(n) + self.decode(n - 1)
 
 
 @dataclass(frozen=True, eq=False)

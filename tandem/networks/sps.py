@@ -180,7 +180,7 @@ class SPS(Decoder):
             cache=lambda n: 2 * c.depth * G * D * (n + recent(n)),
             prefill_linear=plain.linear if c.inputs_alone else None,
             prefill_pairs=(lambda n: c.depth * plain.pairs(n)) if c.inputs_alone else None,
-            held_back=c.inputs_alone,
+            held_back=1 if c.inputs_alone else None,
         )
 
     @classmethod

@@ -2,6 +2,7 @@
 is a check of the contract."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,9 +149,10 @@ def test_parts_of_a_cost_are_charged_where_they_are_spent():
     counts = {"pairs": lambda n: n * n, "keys": lambda n: n + 1, "cache": lambda n: n}
     plain = Cost({}, linear=3, head=4, pair=5, **counts)
     often = Cost({}, 3, 4, 5, passes=2.5, training_linear=7, prefill_linear=6, prefill_pairs=lambda n: n, **counts)
-    held = Cost({}, 3, 4, 5, held_back=True, **counts)
+    held = Cost({}, 3, 4, 5, held_back=1, **counts)
     assert plain.training(10) == {"linear": 180, "attention": 7000, "head": 240}
     assert often.training(10) == {"linear": 420, "attention": 17_500, "head": 240}
     assert plain.prefill(10) == 60 + 2000 and often.prefill(10) == 120 + 200
     assert plain.first_logits(10) == 2060 + 8
     assert held.first_logits(10) == held.prefill(9) + held.decode(9) == 54 + 1620 + 14 + 200
+    assert replace(held, held_back=0).first_logits(10) == 60 + 2000 + 14 + 200
