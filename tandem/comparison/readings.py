@@ -12,8 +12,9 @@ one: a loss on the way, its learning rate not yet decayed, is another thing. Sou
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 MISSED = 0.01
 """Share by which runs of one budget may differ in what they spend."""
@@ -61,16 +62,7 @@ def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
     )
 
 
-def _between(points: Sequence[tuple[float, float]], x: float, missed: float = 0.0) -> float | None:
-    """y at x on the line through the points; None more than `missed` outside them. A point that is met is taken."""
-    ordered = sorted(points)
-    low, high = ordered[0][0], ordered[-1][0]
-    if low - missed <= x <= high + missed:
-        x = min(max(x, low), high)
-    for at, y in ordered:
-        if math.isclose(at, x, rel_tol=1e-9, abs_tol=1e-12):
-            return y
-    for (a, y), (b, z) in pairwise(ordered):
-        if a < x < b:
-            return y + (x - a) / (b - a) * (z - y)
-    return None
+def _between(points: Sequence[tuple[float, float]], x: float, missed: float = 1e-9) -> float | None:
+    """y at x on the lines from point to point; None more than `missed` outside them, and as at the end within it."""
+    xs, ys = zip(*sorted(points), strict=True)
+    return float(np.interp(x, xs, ys)) if xs[0] - missed <= x <= xs[-1] + missed else None
