@@ -32,6 +32,7 @@ from tandem.corpus import (
 )
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.cache import rows_of_state
 from tandem.nn.spans import Span
 from tandem.recipe import Recipe, register
 
@@ -184,5 +185,5 @@ class GistSession(DecoderSession):
 
     def fork(self, rows: Tensor | None = None) -> "GistSession":
         other = super().fork(rows)
-        other.sentences = self.sentences if rows is None else self.sentences[rows.cpu()]
+        other.sentences = rows_of_state(self.sentences, rows)
         return other

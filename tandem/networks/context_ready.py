@@ -41,6 +41,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, compute_dtype
 from tandem.networks.sps import SPS
 from tandem.nn.block import mlp_work
+from tandem.nn.cache import rows_of_state
 from tandem.nn.init import initialise
 from tandem.nn.mlp import MLP
 from tandem.nn.spans import Span
@@ -382,7 +383,7 @@ class ContextReadySession:
         self.state = (self.carry,)
 
     def fork(self, rows: Tensor | None = None) -> "ContextReadySession":
-        carry = self.carry if rows is None or self.carry is None else self.carry[rows.to(self.carry.device)]
+        carry = None if self.carry is None else rows_of_state(self.carry, rows)
         other = ContextReadySession(self.network, self.inner.rows)
         other.inner, other.carry, other.passes = self.inner.fork(rows), carry, self.passes
         return other

@@ -26,7 +26,7 @@ from tandem.networks.cost import Cost
 from tandem.networks.network import Network, aligned, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
-from tandem.nn.cache import Cache, GraphCache
+from tandem.nn.cache import Cache, GraphCache, rows_of_state
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
@@ -273,7 +273,7 @@ class DecoderSession(FixedSteps):
         return self.network.span(starts, torch.arange(end - queries, end))
 
     def fork(self, rows: Tensor | None = None) -> Self:
-        pads = self.pads if rows is None else self.pads[rows.cpu()]
+        pads = rows_of_state(self.pads, rows)
         other = type(self)(self.network, len(pads))
         other.caches = [cache.fork(rows) for cache in self.caches]
         other.columns, other.pads = self.columns, pads

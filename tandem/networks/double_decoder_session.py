@@ -30,7 +30,7 @@ from torch import Tensor
 from tandem.networks.captured import FixedSteps
 from tandem.networks.network import aligned
 from tandem.nn.attention import Plan, Source, attend, plan_attention
-from tandem.nn.cache import Cache
+from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
 
@@ -120,11 +120,11 @@ class CachedStack(FixedSteps):
         self.shared = []
 
     def fork(self, rows: Tensor | None = None) -> "CachedStack":
-        other = type(self)(self.network, self.stack, self.pads if rows is None else self.pads[rows.cpu()])
+        other = type(self)(self.network, self.stack, rows_of_state(self.pads, rows))
         if self.shared:
             other.caches = [cache.fork(rows) for cache in self.caches]
         held = self.shared or [cache.held for cache in self.caches if cache.held is not None]
-        other.shared = held if rows is None else [kv[:, rows.to(kv.device)] for kv in held]
+        other.shared = [rows_of_state(kv, rows, dim=1) for kv in held]
         return other
 
     @property
@@ -190,9 +190,7 @@ class GenerationCaches(CachedStack):
         other = super().fork(rows)
         assert isinstance(other, GenerationCaches)
         other.boundary = self.boundary
-        other.sink = tuple(
-            (k, v) if rows is None else (k[rows.to(k.device)], v[rows.to(v.device)]) for k, v in self.sink
-        )
+        other.sink = tuple((rows_of_state(k, rows), rows_of_state(v, rows)) for k, v in self.sink)
         return other
 
     @property
@@ -293,10 +291,8 @@ class DoubleDecoderSession:
         """As `Session.fork`; of all rows, latents and what was read so far are shared."""
         other = DoubleDecoderSession(self.network, self.rows if rows is None else len(rows), self.keep, self.swap)
         other.context_caches, other.generation = self.context_caches.fork(rows), self.generation.fork(rows)
-        other.latents, other.own = self.latents, [*self.own]
-        if rows is not None:
-            other.latents = None if self.latents is None else self.latents[rows.to(self.latents.device)]
-            other.own = [tokens[rows.to(tokens.device)] for tokens in self.own]
+        other.latents = None if self.latents is None else rows_of_state(self.latents, rows)
+        other.own = [rows_of_state(tokens, rows) for tokens in self.own]
         return other
 
     @property

@@ -35,7 +35,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, aligned, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, compile_blocks, linear_work
-from tandem.nn.cache import Cache
+from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.cross import CrossBlock, cross_work
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.norm import NormKind, final_norm
@@ -378,11 +378,10 @@ class EncoderDecoderSession:
         return self.planned.read(q, *self.context[block.layer - self.network.config.encoder_layers])
 
     def fork(self, rows: Tensor | None = None) -> "EncoderDecoderSession":
-        kept = torch.arange(self.rows) if rows is None else rows.cpu()
-        other = EncoderDecoderSession(self.network, len(kept))
+        other = EncoderDecoderSession(self.network, self.rows if rows is None else len(rows))
         other.caches = [cache.fork(rows) for cache in self.caches]
-        other.context = [(k[kept.to(k.device)], v[kept.to(v.device)]) for k, v in self.context]
-        other.lo, other.hi, other.pads = self.lo[kept], self.hi[kept], self.pads[kept]
+        other.context = [(rows_of_state(k, rows), rows_of_state(v, rows)) for k, v in self.context]
+        other.lo, other.hi, other.pads = (rows_of_state(x, rows) for x in (self.lo, self.hi, self.pads))
         other.columns, other.offset = self.columns, self.offset
         return other
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
 from tandem.networks.network import aligned
 from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.cache import rows_of_state
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, prefix
 
@@ -193,9 +194,9 @@ class GestaltSession:
         other.rows = len(kept)
         states = self.held, self.slots, self.known, self.full
         other.held, other.slots, other.known, other.full = (x[kept.numpy()] for x in states)
-        other.logits = self.logits[kept.to(self.logits.device)]
-        other.own = {layer: kv[:, kept.to(kv.device)] for layer, kv in self.own.items()}
-        other.thoughts = {layer: x[kept.to(x.device)] for layer, x in self.thoughts.items()}
+        other.logits = rows_of_state(self.logits, kept)
+        other.own = {layer: rows_of_state(kv, kept, dim=1) for layer, kv in self.own.items()}
+        other.thoughts = {layer: rows_of_state(x, kept) for layer, x in self.thoughts.items()}
         other.seeds = [self.seeds[row] for row in kept]
         return other
 

@@ -17,6 +17,11 @@ import torch
 from torch import Tensor
 
 
+def rows_of_state(state: Tensor, rows: Tensor | None, dim: int = 0) -> Tensor:
+    """A copy of the entries `rows` (N,) along `dim`, in that order and so often; None: the state itself."""
+    return state if rows is None else state.index_select(dim, rows.to(state.device))
+
+
 @dataclass
 class Cache:
     """`window`: how many earlier entries an append can still see; None: all."""
@@ -62,9 +67,7 @@ class Cache:
         """
         if self.kv is None:
             return Cache(self.window)
-        held = self._held(self.kv)[:, :, :, :entries]
-        if rows is not None:
-            held = held[:, rows.to(held.device)]
+        held = rows_of_state(self._held(self.kv)[:, :, :, :entries], rows, dim=1)
         return Cache(self.window, held, 0, held.shape[3])
 
     def _held(self, kv: Tensor) -> Tensor:

@@ -35,16 +35,15 @@ BUGS = {
     ],
     "nn/cache.py": [
         ("a fork of rows keeps the order of its caches", "fork_of_rows",
-         "held = held[:, rows.to(held.device)]", "held = held[:, :1].expand(-1, len(rows), -1, -1, -1)"),
+         ":entries], rows, dim=1)", ":entries], rows if rows is None else 0 * rows, dim=1)"),
     ],
     "networks/decoder.py": [
         ("a fork of rows keeps the order of its padding", "fork_of_rows",
-         "self.pads if rows is None else self.pads[rows.cpu()]",
-         "self.pads if rows is None else self.pads[:1].expand(len(rows))"),
+         "rows_of_state(self.pads, rows)", "rows_of_state(self.pads, rows if rows is None else 0 * rows)"),
     ],
     "networks/context_ready.py": [
         ("a fork of rows keeps the order of what is carried", "fork_of_rows",
-         "self.carry[rows.to(self.carry.device)]", "self.carry[:1].expand(len(rows), -1, -1)"),
+         "rows_of_state(self.carry, rows)", "rows_of_state(self.carry, rows if rows is None else 0 * rows)"),
     ],
 }
 # fmt: on
