@@ -27,6 +27,7 @@ from tandem.comparison.study import Job, Study
 from tandem.comparison.summary import Summary
 from tandem.corpus.store import locked
 from tandem.recipe import UserError
+from tandem.recipe.catalogue import columns
 from tandem.training.display import clock, scaled
 from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
 from tandem.training.run import Run
@@ -190,8 +191,7 @@ class StudyFolder:
         if missing and self.study.budget.unit not in ("flops", "seconds"):
             cost += f" ({', '.join(f'{arm} {self._price(arm)}' for arm in self.study.layers)})"
         rows.append(("missing", cost + (f", about {clock(left)} one after another" if left else "")))
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {state}" for name, state in rows)
+        return columns(rows)
 
     def _price(self, arm: str) -> str:
         """Of one run of an arm."""

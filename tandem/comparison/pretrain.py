@@ -26,6 +26,7 @@ from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe, UserError
+from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
 from tandem.training.folder import RunFolder, replace_file
@@ -71,9 +72,8 @@ def plan(recipe: Recipe) -> str:
     run = Run(recipe, prepared(recipe))
     run.require_steps()
     lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
-    width = max(len(key) for key, _, _ in recipe.table())
-    values = [f"{key:<{width}}  {value}  ({origin})" for key, value, origin in recipe.table()]
-    return "\n".join([*lines, "", *values])
+    values = columns((key, f"{value}  ({origin})") for key, value, origin in recipe.table())
+    return "\n".join([*lines, "", values])
 
 
 def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) -> Run:

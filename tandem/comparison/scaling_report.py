@@ -28,7 +28,8 @@ from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
 from tandem.comparison.summary import fixed, non_embedding, pays_for_ends, signed
-from tandem.comparison.table import NONE, PAID, aligned
+from tandem.comparison.table import NONE, PAID
+from tandem.recipe.catalogue import columns
 from tandem.training.display import scaled
 from tandem.training.folder import replace_file
 
@@ -187,7 +188,7 @@ def write_scaling(cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
     scaling = Scaling.of(cells)
     tables = {title: rows for title, rows in _tables(scaling).items() if len(rows) > 1}
     told = [scaling.study.title, *([PAID] if scaling.pays_for_ends else [])]
-    text = "\n\n".join([*told, *(f"{title}\n{aligned(rows)}" for title, rows in tables.items())]) + "\n"
+    text = "\n\n".join([*told, *(f"{title}\n{columns(rows, right=True)}" for title, rows in tables.items())]) + "\n"
     replace_file(folder / "scaling.json", json.dumps(_record(scaling), indent=1).encode())
     replace_file(folder / "scaling.txt", text.encode())
     page = folder / "scaling.html"

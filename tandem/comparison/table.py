@@ -8,6 +8,7 @@ import numpy as np
 
 from tandem.comparison.results import Result
 from tandem.comparison.summary import Summary, chance, fixed, non_embedding, signed
+from tandem.recipe.catalogue import columns
 from tandem.training.display import clock, scaled, short
 
 NONE = "\N{EN DASH}"
@@ -132,23 +133,13 @@ def plain(summary: Summary) -> str:
     parts = [
         f"{summary.study.title}\n{summary.study.question}",
         f"{headline}. {reason}",
-        aligned(tabulate(summary, LIKELIHOOD)),
-        *([f"{ENDS}\n{aligned(tabulate(summary, FREE_ENDS))}"] if summary.pays_for_ends else []),
-        aligned(tabulate(summary, COST)),
+        columns(tabulate(summary, LIKELIHOOD), right=True),
+        *([f"{ENDS}\n{columns(tabulate(summary, FREE_ENDS), right=True)}"] if summary.pays_for_ends else []),
+        columns(tabulate(summary, COST), right=True),
         f"test: {summary.test}",
         *(["missing: " + "; ".join(summary.missing)] if summary.missing else []),
         "by the clock",
-        aligned(tabulate(summary, TIMED)),
+        columns(tabulate(summary, TIMED), right=True),
         *(["\n".join("warning: " + warning for warning in summary.warnings)] if summary.warnings else []),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)

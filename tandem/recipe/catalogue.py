@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def overview() -> str:
     for title, names in ("recipes", [name for name in named if name not in studies]), ("studies", studies):
         rows += [("", ""), (title, "")] if names else []
         rows += [(f"  {name}", _comment(named[name])) for name in names]
-    return f"{_columns(rows)}\n\n`tandem show` with one of these names tells more."
+    return f"{columns(rows)}\n\n`tandem show` with one of these names tells more."
 
 
 def explain(name: str, overrides: Iterable[str] = ()) -> str:
@@ -50,11 +50,11 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
     if name in recipes() or name.endswith((".yaml", ".yml")):
         path = find(name)
         title = f"{path}  {_comment(path)}".rstrip()
-        return f"{title}\n\n{_columns(load(name, overrides).table())}"
+        return f"{title}\n\n{columns(load(name, overrides).table())}"
     if overrides:
         raise UserError(f"{name} {' '.join(overrides)}: only a recipe takes overrides")
     if name in KINDS and is_choice(name):
-        return _columns([(f"{name}.name", "one of"), *_choices(name)])
+        return columns([(f"{name}.name", "one of"), *_choices(name)])
     found = [(kind, registered(kind)[name]) for kind in KINDS if name in registered(kind)]
     if not found:
         known = [*KINDS, *recipes(), *(choice for kind in KINDS for choice in registered(kind))]
@@ -65,7 +65,7 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
 
 def _explain_class(kind: str, name: str, cls: Any) -> str:
     title = f"{kind}.name: {name}" if is_choice(kind) else kind
-    return "\n\n".join(filter(None, (title, _text(cls), _text(cls.Config), _columns(_options(cls.Config, kind)))))
+    return "\n\n".join(filter(None, (title, _text(cls), _text(cls.Config), columns(_options(cls.Config, kind)))))
 
 
 def _options(config: type[Settings], prefix: str) -> Iterator[tuple[str, ...]]:
@@ -107,11 +107,11 @@ def _comment(path: Path) -> str:
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
-def _columns(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows in aligned columns; the last cell of a row is as long as it is."""
-    rows = list(rows)
-    widths: dict[int, int] = {}
-    for column, cell in (pair for row in rows for pair in enumerate(row[:-1])):
-        widths[column] = max(widths.get(column, 0), len(cell))
-    padded = ([cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])] + [row[-1]] for row in rows)
-    return "\n".join("  ".join(row).rstrip() for row in padded)
+def columns(rows: Iterable[Sequence[str]], right: bool = False) -> str:
+    """Rows in aligned columns, all to the left, the last cell of a row as long as it is; or all but the first to the
+    `right`."""
+    rows, widths = list(rows), {}
+    for i, cell in (pair for row in rows for pair in enumerate(row if right else row[:-1])):
+        widths[i] = max(widths.get(i, 0), len(cell))
+    pad = lambda i, cell: cell.rjust(widths[i]) if right and i else cell.ljust(widths.get(i, 0))
+    return "\n".join("  ".join(pad(i, cell) for i, cell in enumerate(row)).rstrip() for row in rows)
