@@ -89,7 +89,7 @@ class BoundaryDecoder(Decoder):
     @property
     def head(self) -> Tensor:
         spare = 0 if self.config.sentences is None else 2
-        return (self.table if self.output is None else self.output).weight[: self.vocabulary + spare]
+        return self.output_weight[: self.vocabulary + spare]
 
     def view(self, store: Store, seed: int, rows: int, context: int) -> PackedRows:
         made = PackedRows if self.config.sentences is None else BoundaryRows

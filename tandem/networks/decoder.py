@@ -91,13 +91,6 @@ class Decoder(Network):
         return self.stack
 
     @property
-    def head(self) -> Tensor:
-        return (self.table if self.output is None else self.output).weight[: self.vocabulary]
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.table(tokens)
-
-    @property
     def streams(self) -> tuple[str, ...]:
         """Of the states in a block, in the order of their rows; analyses ask for it."""
         return ("tokens",)
@@ -139,12 +132,9 @@ class Decoder(Network):
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation | None:
         """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
-        c = self.config
-        if c.positions == "learned":
+        if self.config.positions == "learned":
             return None
-        columns = first + torch.arange(length, device=like.device)
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+        return Rotation.of(self.config, first + torch.arange(length, device=like.device), like)
 
     def session(self, rows: int) -> "DecoderSession":
         return DecoderSession(self, rows)

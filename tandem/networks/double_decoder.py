@@ -133,13 +133,6 @@ class DoubleDecoder(Network):
     def blocks(self) -> nn.ModuleList:
         return nn.ModuleList([*self.context_stack.blocks, *self.generation_stack.blocks])
 
-    @property
-    def head(self) -> Tensor:
-        return (self.table if self.output is None else self.output).weight[: self.vocabulary]
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.table(tokens)
-
     # ---- both stacks ------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -202,10 +195,7 @@ class DoubleDecoder(Network):
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation:
         """Of columns first .. first + length: scores depend on distances, so documents need no restart."""
-        c = self.config
-        columns = first + torch.arange(length, device=like.device)
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+        return Rotation.of(self.config, first + torch.arange(length, device=like.device), like)
 
     def compile(self, backend: str = "inductor") -> "DoubleDecoder":  # type: ignore[override]
         super().compile(backend)

@@ -120,16 +120,9 @@ class EncoderDecoder(Network):
         return self.stack
 
     @property
-    def head(self) -> Tensor:
-        return self.table.weight[: self.vocabulary]
-
-    @property
     def head_with_sentinels(self) -> Tensor:
         """The rows of every id that span corruption asks for, and of the two spare ones between."""
         return self.table.weight[: self.vocabulary + 2 + self.sentinels]
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.table(tokens)
 
     @property
     def first(self) -> int | None:
@@ -187,9 +180,7 @@ class EncoderDecoder(Network):
         return self.norm(x)
 
     def rotation(self, places: Tensor, like: Tensor) -> Rotation:
-        c = self.config
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return Rotation(places.to(like.device), c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+        return Rotation.of(self.config, places, like)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
         super().compile(backend)

@@ -234,9 +234,6 @@ class Gestalt(Network):
     def ids(self) -> int:
         return self.vocabulary + 1
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.table(tokens)
-
     # ---- two phases -----------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, batch: Batch | StreamBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -367,9 +364,7 @@ class Gestalt(Network):
         c = self.config
         if c.positions == "learned":
             return None
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        columns = torch.arange(c.positions_of_row, device=like.device)
-        return Rotation(columns, c.head_width, base=c.rope_base, pairing=c.positions, dtype=dtype)
+        return Rotation.of(c, torch.arange(c.positions_of_row, device=like.device), like)
 
     def ranks(self, layers: Iterable[int], like: Tensor) -> dict[int, Tensor]:
         """By layer what ranks add to keys, (M, C)."""

@@ -25,7 +25,7 @@ from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, sco
 from tandem.networks.cost import Cost
 from tandem.nn.block import Block, compile_blocks
 from tandem.nn.head import compiled, nll_sums, token_nll
-from tandem.nn.init import roles
+from tandem.nn.init import Embedding, roles
 from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
 from tandem.recipe import UserError
@@ -85,6 +85,8 @@ class Network(nn.Module):
     """Whether what it makes of a text depends on where a session's prompt ends."""
     free: ClassVar[tuple[str, ...]] = ()
     """Settings in which it may differ from the network that it starts from: no weight is shaped by them."""
+    table: Embedding
+    """Of token ids; a network that wraps another has none of its own."""
     sentinels: int = 0
     """Ids of its table that stand for what was cut out of a text."""
 
@@ -141,7 +143,7 @@ class Network(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T) ids to (B, T, C)."""
-        raise NotImplementedError
+        return self.table(tokens)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Embeddings (B, T, C) to hidden states (B, T, C) and extra loss terms, each a sum."""
@@ -150,7 +152,12 @@ class Network(nn.Module):
     @property
     def head(self) -> Tensor:
         """(V, C): the rows of the output matrix that take part in the softmax."""
-        raise NotImplementedError
+        return self.output_weight[: self.vocabulary]
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output matrix, spare rows included: that of `output`, where a network has one, else the token table."""
+        return (getattr(self, "output", None) or self.table).weight
 
     def session(self, rows: int) -> Session:
         raise NotImplementedError

@@ -118,7 +118,7 @@ class SPS(Decoder):
     @property
     def head(self) -> Tensor:
         if self.config.predict_in_vocabulary:
-            return (self.table if self.output is None else self.output).weight
+            return self.output_weight
         return super().head
 
     @property

@@ -9,7 +9,7 @@ turns (j, j + D/2), the pairing of GPT-NeoX and of Llama as converted for Huggin
 Shapes: B rows, H heads, T tokens, D head width.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,13 @@ class Rotation:
         self.cos_TD = angle.cos().to(dtype)
         self.sin_TD = angle.sin().to(dtype)
         self.pairing: Pairing = pairing
+
+    @classmethod
+    def of(cls, config: Any, positions_T: Tensor, like: Tensor) -> "Rotation":
+        """By the settings of blocks, where `like` is; the tables are float64 where that is."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        base, pairing = config.rope_base, config.positions
+        return cls(positions_T.to(like.device), config.head_width, base=base, pairing=pairing, dtype=dtype)
 
 
 def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairing: Pairing) -> Tensor:

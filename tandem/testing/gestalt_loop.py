@@ -60,10 +60,7 @@ def literal_sentence(network: Gestalt, tokens: Tensor, thoughts: list[Tensor], c
     if c.in_context:
         places[slots:] += c.memory - slots
     x = e if network.places is None else e + network.places(places)
-    rotation = None
-    if network.places is None:
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rotation = Rotation(places, c.head_width, base=c.rope_base, pairing=c.positions, dtype=exact)  # type: ignore[arg-type]
+    rotation = Rotation.of(c, places, x) if network.places is None else None
     states = []
     for block in network.stack:
         x = _block(block, x, rotation, [] if slots else memory)

@@ -17,8 +17,6 @@ BUGS = {
          "[cache.fork(rows) for cache in self.caches]", "self.caches"),
         ("a fork forgets its pads", "fork",
          "other.columns, other.pads = self.columns, pads", "other.columns = self.columns"),
-        ("spare ids take part", "probabilities",
-         ".weight[: self.vocabulary]", ".weight"),
         ("learned positions do not restart", "documents",
          "torch.arange(x.shape[1]) - batch.starts", "torch.arange(x.shape[1]) + 0 * batch.starts"),
         ("learned positions count the pads", "unequal_prompts",
@@ -31,6 +29,10 @@ BUGS = {
          "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
         ("the cache costs one head", "cache",
          "2 * c.depth * c.key_heads", "2 * c.depth"),
+    ],
+    "networks/network.py": [
+        ("spare ids take part", "probabilities",
+         "self.output_weight[: self.vocabulary]", "self.output_weight"),
     ],
 }
 # fmt: on
