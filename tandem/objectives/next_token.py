@@ -3,8 +3,11 @@
 An objective answers three questions. `phases` says how a run reads the text, step by step (objectives/phases.py).
 `count` says how many targets of each name a batch asks, before any backward; the loop adds the answers over
 micro-batches and processes. `loss` is then the batch's share of the step's mean, so that the losses of all
-micro-batches simply add up, and sums of nats for the record.
+micro-batches simply add up, and sums of nats for the record. Others extend this one, and say what differs.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -14,30 +17,18 @@ from tandem.objectives.phases import Phase
 from tandem.recipe import Recipe, Settings, register
 
 
-class OneTarget:
-    """What objectives share that ask at most one token of a position."""
-
-    def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets, whatever ids they are, and by name what the network's own terms count."""
-        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
-
-    def floor(self, batch: Batch) -> float:
-        """The least mean that a batch allows a network that knows it by heart, nats."""
-        return 0.0
-
-
 @register("objective", "next_token", default=True)
-class NextToken(OneTarget):
+class NextToken:
     """Predict every token of a document from those before it; the document end is asked, too."""
 
     class Config(Settings):
         pass
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Any):
         self.config = config
 
     @classmethod
-    def tiny(cls) -> dict[str, Config]:
+    def tiny(cls) -> dict[str, Any]:
         """Settings by name at which the contract is tested."""
         return {"": cls.Config()}
 
@@ -47,13 +38,22 @@ class NextToken(OneTarget):
         return network.suffixes_only
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Config | None = None):
+    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+        """`config`: its own in place of the recipe's objective, which asks it first."""
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """Of a run of `steps` steps: one."""
         return [Phase(0, rows)]
+
+    def count(self, network: Network, batch: Batch) -> dict[str, int]:
+        """Targets, whatever ids they are, and by name what the network's own terms count."""
+        return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
+
+    def floor(self, batch: Batch) -> float:
+        """The least mean that a batch allows a network that knows it by heart, nats."""
+        return 0.0
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached)."""

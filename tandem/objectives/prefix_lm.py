@@ -18,6 +18,7 @@ So a study of several networks is one study, and a learning rate is judged by wh
 Source: Block-Based Double Decoders (workshop AdaptFM, 2026), the fine-tuning before its comparison.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -26,7 +27,7 @@ from torch import Tensor
 from tandem.corpus import Batch, PackedRows, PrefixRows
 from tandem.corpus.prefixes import Scope
 from tandem.networks.network import Network
-from tandem.objectives.next_token import NextToken, OneTarget, asked_loss
+from tandem.objectives.next_token import NextToken, asked_loss
 from tandem.objectives.phases import Phase, require_reached, whole_steps
 from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import Recipe, Settings, register
@@ -35,7 +36,7 @@ FIRST: dict[str, Any] = {"next_token": NextToken, "span_corruption": SpanCorrupt
 
 
 @register("objective", "prefix_lm")
-class PrefixLM(OneTarget):
+class PrefixLM(NextToken):
     """Predict every token of a document from a random break point on."""
 
     class Config(Settings):
@@ -54,23 +55,16 @@ class PrefixLM(OneTarget):
             return {"since": 0.9} if self.after else {}
 
     def __init__(self, config: Config):
-        self.config = config
+        super().__init__(config)
         self.first = FIRST[config.after](FIRST[config.after].Config()) if config.after else None
 
     @classmethod
-    def tiny(cls) -> dict[str, Config]:
-        """Settings by name at which the contract is tested."""
-        return {"": cls.Config()}
-
-    @classmethod
     def refusal(cls, network: type[Network]) -> str:
-        """Why a network can not be asked so; empty: it can."""
         return "reads sentences, and break points lie anywhere" if network.reads_sentences else ""
 
     @classmethod
-    def check(cls, recipe: Recipe):
-        if reason := cls.refusal(recipe.choice("network")):
-            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
+    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+        yield from super().check(recipe)
         if after := recipe.objective.after:
             first = FIRST[after]
             yield from (("objective.after", reason) for _, reason in first.check(recipe, first.Config()))
@@ -89,7 +83,6 @@ class PrefixLM(OneTarget):
             require_reached("objective.since", self.config.since, steps, "come to prefix LM", "none of it")
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         if self.first is not None and _is_of_first(network, batch):
             return self.first.loss(network, batch, counts)
         return asked_loss(network, batch, counts)

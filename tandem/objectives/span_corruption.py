@@ -18,13 +18,13 @@ from torch import Tensor
 from tandem.corpus import Batch, CorruptedRows, Corruption, PackedRows
 from tandem.corpus.corruption import Sampler
 from tandem.networks.network import Network
-from tandem.objectives.next_token import OneTarget, asked_loss
+from tandem.objectives.next_token import NextToken, asked_loss
 from tandem.objectives.phases import Phase
 from tandem.recipe import Recipe, Settings, register
 
 
 @register("objective", "span_corruption")
-class SpanCorruption(OneTarget):
+class SpanCorruption(NextToken):
     """Restore pieces that were cut out of a document, each behind its sentinel."""
 
     class Config(Settings):
@@ -38,35 +38,25 @@ class SpanCorruption(OneTarget):
         """exact: that share, in pieces apart; poisson: less, in pieces that may touch, as in the authors' code."""
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Config | None = None) -> Iterator[tuple[str, str]]:
-        """`config`: its own in place of the recipe's objective, which asks it first."""
-        asked: Any = config or recipe.objective
-        if reason := cls.refusal(recipe.choice("network")):
-            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
-        elif recipe.network.sentinels < asked.sentinels:
-            reason = f"asks for {asked.sentinels} sentinels, network.sentinels is {recipe.network.sentinels}"
-            yield "objective.sentinels", f"{reason}; give it as many"
-
-    def __init__(self, config: Config):
-        self.config = config
+    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+        yield from super().check(recipe)
+        asked = (config or recipe.objective).sentinels
+        if (has := getattr(recipe.network, "sentinels", asked)) < asked:
+            yield "objective.sentinels", f"asks for {asked} sentinels, network.sentinels is {has}; give it as many"
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        """Settings by name at which the contract is tested."""
         return {"": cls.Config(sentinels=5)}
 
     @classmethod
     def refusal(cls, network: type[Network]) -> str:
-        """Why a network can not be asked so; empty: it can."""
         has_encoder = "sentinels" in network.Config.model_fields
         return "" if has_encoder else "has no encoder that could read a text with gaps; encoder_decoder has"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        """Of a run of `steps` steps: one."""
         c = self.config
         view = CorruptedRows(rows, Corruption(c.density, c.span, c.sentinels, c.sampler))
         return [Phase(0, view, note="texts with gaps alone", parts=view.parts)]
 
     def loss(self, network: Any, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(share of the step's mean, with its gradient; sums in nats by name, detached)."""
         return asked_loss(network, batch, counts, head=network.head_with_sentinels)

@@ -18,6 +18,7 @@ Letters: B rows, l positions of a row, s tokens of a bag, S targets of a positio
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import torch
@@ -44,7 +45,7 @@ WEIGHTS = {
 
 
 @register("objective", "superposition")
-class Superposition:
+class Superposition(NextToken):
     """Bags of tokens first, then tokens (Token Superposition Training); the defaults are the paper's."""
 
     class Config(Settings):
@@ -96,8 +97,8 @@ class Superposition:
             return {}
 
     @classmethod
-    def check(cls, recipe: Recipe):
-        config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
+    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+        config, batch, network = config or recipe.objective, recipe.batch, recipe.choice("network")
         bag = config.bag
         if reason := network.suffixes_only or (bag > 1 and network.tokens_only):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
@@ -115,13 +116,8 @@ class Superposition:
         if config.lr_restart and getattr(recipe.schedule, "tokens", None):
             yield "schedule.tokens", "objective.lr_restart gives each phase a schedule of its own length; write null"
 
-    def __init__(self, config: Config):
-        self.config = config
-        self.next_token = NextToken(NextToken.Config())
-
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        """Settings by name at which the contract is tested."""
         return {
             "bags": cls.Config(bag=3, until=0.5, boundary="fold", weights="power"),
             "inputs": cls.Config(bag=3, until=0.5, bag_out=False),
@@ -130,16 +126,14 @@ class Superposition:
 
     @classmethod
     def refusal(cls, network: type[Network]) -> str:
-        """Why a network can not be asked so; empty: it can."""
         return network.suffixes_only or network.tokens_only
 
     # ---- what is read -----------------------------------------------------------------------------------------------
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        """Of a run of `steps` steps whose next-token steps read `rows`."""
         c, last = self.config, whole_steps(self.config.until, steps)
         if c.bag == 1 or not last:  # next_token, on any view
-            return self.next_token.phases(rows, steps)
+            return super().phases(rows, steps)
         bags = self._bags(rows)
         return [
             Phase(0, bags, f"bags of {c.bag} until step {last:,}", restarts=c.lr_restart),
@@ -173,7 +167,7 @@ class Superposition:
     def count(self, network: Network, batch: Batch) -> dict[str, int]:
         """Targets by slot, nearest first, and positions that are asked anything."""
         if batch.targets.ndim == 2:
-            return self.next_token.count(network, batch)
+            return super().count(network, batch)
         asked = batch.targets != IGNORE
         slots = dict(zip(_slots(batch), asked.sum((0, 1)).tolist(), strict=True))
         return dict.fromkeys(("bag_nll", "bag_kl"), int(asked.any(-1).sum())) | slots | network.count(batch)
@@ -191,7 +185,7 @@ class Superposition:
         bag, for bags without repetitions), and the plain nll of each slot.
         """
         if batch.targets.ndim == 2:
-            return self.next_token.loss(network, batch, counts)
+            return super().loss(network, batch, counts)
         hidden, extra = network(mean_embedding(network, batch.tokens), batch)
         slots, asked = _slots(batch), counts["bag_nll"]
         if self.config.loss == "mce_alt":
