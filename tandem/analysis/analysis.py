@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tandem.corpus import IGNORE, SUBSET, Batch, Store, shuffled
 from tandem.networks.network import Network
@@ -45,6 +46,18 @@ class Analysis:
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         """What `measure` found, on axes of matplotlib."""
         raise NotImplementedError
+
+
+class Sums(dict[Any, tuple[float, int]]):
+    """(sum, count) by name of all values that were added, float64."""
+
+    def add(self, name: Any, values: Tensor) -> None:
+        total, count = self.get(name, (0.0, 0))
+        self[name] = total + float(values.double().sum()), count + values.numel()
+
+    def means(self) -> dict[Any, float | None]:
+        """None where there was no value."""
+        return {name: total / count if count else None for name, (total, count) in self.items()}
 
 
 def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:

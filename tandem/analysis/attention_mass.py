@@ -11,14 +11,14 @@ Source: Block-Based Double Decoders, the authors' probe, whose "gate" is the own
 Shapes: B rows, H heads, T tokens, N keys of a source.
 """
 
-from collections import defaultdict
+import contextlib
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens
+from tandem.analysis.analysis import Analysis, Sums, chosen_documents, first_tokens
 from tandem.corpus import Batch
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.attention import Source
@@ -40,9 +40,8 @@ def weights(q: Tensor, sources: list[Source]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def sums_by_layer(network: DoubleDecoder, batch: Batch) -> dict[tuple[str, int], dict[str, tuple[float, int]]]:
-    """(sum, count) of every measure by stack and layer; of the scores' deviation, those of variances."""
-    found: dict[tuple[str, int], dict[str, tuple[float, int]]] = defaultdict(dict)
+def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
+    """Adds every measure of a batch by (stack, layer, name): variances for the scores' deviation, squares for RMS."""
 
     def watch(stack: str, layer: int, q: Tensor, sources: list[Source]) -> None:
         scores, p = weights(q.double(), [Source(s.k.double(), s.v, s.span) for s in sources])
@@ -58,29 +57,23 @@ def sums_by_layer(network: DoubleDecoder, batch: Batch) -> dict[tuple[str, int],
             block, document = (source.span.lo.to(own.device) for source in sources)  # type: ignore[union-attr]
             has_context = (block > document)[:, None].expand_as(own)
             measures["own_mass"] = own[has_context]
-        found[stack, layer] |= {name: (x.sum().item(), x.numel()) for name, x in measures.items()}
+        for name, x in measures.items():
+            sums.add((stack, layer, name), x)
 
     def after(stack: str, layer: int):
         def hook(module: Any, given: Any, x: Tensor) -> None:
-            square = x.double().square()
-            found[stack, layer]["residual"] = (square.sum().item(), square.numel())
+            sums.add((stack, layer, "residual"), x.double().square())
 
         return hook
 
     stacks = {"context": network.context_stack, "generation": network.generation_stack}
-    hooks = [
-        block.register_forward_hook(after(stack, layer))
-        for stack, modules in stacks.items()
-        for layer, block in enumerate(modules.blocks)
-    ]
-    network.watch = watch
-    try:
+    with contextlib.ExitStack() as hooks:
+        for stack, modules in stacks.items():
+            for layer, block in enumerate(modules.blocks):
+                hooks.enter_context(block.register_forward_hook(after(stack, layer)))
+        network.watch = watch
+        hooks.callback(setattr, network, "watch", None)
         network(network.embed(batch.tokens), batch)
-    finally:
-        network.watch = None
-        for hook in hooks:
-            hook.remove()
-    return found
 
 
 @register("analysis", "attention_mass")
@@ -104,22 +97,17 @@ class AttentionMass(Analysis):
                 "network.mixing = biased: its two sources share no softmax, so there is no share to measure"
             )
         tokens = c.tokens or run.recipe.batch.context
-        totals: dict[tuple[str, int], dict[str, list[float]]] = {}
+        sums = Sums()
         chosen = chosen_documents(store, c.documents, shortest=2)
         for document in chosen:
             has = int(store.lengths[document]) - 1  # what would fill the row is no query
             batch = first_tokens(network, store, [document], min(tokens, has)).to(run.device.value)
-            for place, measures in sums_by_layer(network, batch).items():
-                for name, (total, count) in measures.items():
-                    held = totals.setdefault(place, {}).setdefault(name, [0.0, 0])
-                    held[0], held[1] = held[0] + total, held[1] + count
+            add_by_layer(sums, network, batch)
         record: dict[str, Any] = {"documents": len(chosen)}
-        for (stack, _), measures in sorted(totals.items()):
-            for name, (total, count) in measures.items():
-                mean = total / count if count else None
-                told = {"variance": "score_deviation", "residual": "residual_rms"}.get(name, name)
-                value = mean**0.5 if mean is not None and told != name else mean
-                record.setdefault(f"{stack}_{told}", []).append(value)
+        for (stack, _, name), mean in sorted(sums.means().items(), key=lambda item: item[0][:2]):
+            told = {"variance": "score_deviation", "residual": "residual_rms"}.get(name, name)
+            value = mean**0.5 if mean is not None and told != name else mean
+            record.setdefault(f"{stack}_{told}", []).append(value)
         return record
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:

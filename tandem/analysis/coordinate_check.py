@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.analysis.analysis import Analysis
+from tandem.analysis.analysis import Analysis, Sums
 from tandem.networks.network import Network
 from tandem.nn.mlp import inner_width
 from tandem.recipe import Recipe, Settings, UserError, changed, register
@@ -32,40 +32,28 @@ POSITIONS = 512
 """Of a batch, whose logits are looked at: all logits would not fit."""
 
 
-class Squares:
-    """Mean square of what each module has told, over all its calls."""
-
-    def __init__(self):
-        self.totals: dict[str, tuple[float, int]] = {}
-
-    def tell(self, name: str, x: Tensor) -> None:
-        total, count = self.totals.get(name, (0.0, 0))
-        self.totals[name] = total + float(x.double().square().sum()), count + x.numel()
-
-    def roots(self) -> dict[str, float]:
-        return {name: (total / count) ** 0.5 for name, (total, count) in self.totals.items()}
-
-
 @contextlib.contextmanager
-def watched(network: Network) -> Iterator[Squares]:
-    """What blocks and head of `network` put out while the block runs; a block of several passes tells of all."""
-    squares, blocks = Squares(), {id(block) for block in network.blocks}
+def watched(network: Network) -> Iterator[Sums]:
+    """Squares of what blocks and head of `network` put out in the context; a block of several passes tells of all."""
+    squares, blocks = Sums(), {id(block) for block in network.blocks}
+
+    def tell(name: str, x: Tensor) -> None:
+        squares.add(name, x.detach().double().square())
 
     def tell_logits(_: nn.Module, __: Any, output: tuple[Tensor, Any]) -> None:
         rows = output[0].detach().flatten(0, -2)[:POSITIONS]
-        squares.tell(LOGITS, rows.float() @ network.head.detach().float().T)
+        tell(LOGITS, rows.float() @ network.head.detach().float().T)
 
-    hooks = [
-        module.register_forward_hook(lambda _, __, x, name=name: squares.tell(name, x.detach()))
-        for name, module in network.named_modules()
-        if id(module) in blocks
-    ]
-    hooks.append(network.register_forward_hook(tell_logits))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if id(module) in blocks:
+                hooks.enter_context(module.register_forward_hook(lambda _, __, x, name=name: tell(name, x)))
+        hooks.enter_context(network.register_forward_hook(tell_logits))
         yield squares
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+def roots(squares: Sums) -> dict[str, float]:
+    return {name: mean**0.5 for name, mean in squares.means().items() if mean is not None}
 
 
 def coordinates(run: Run, step: int) -> dict[str, float]:
@@ -74,7 +62,7 @@ def coordinates(run: Run, step: int) -> dict[str, float]:
         for batch in run.batches(step):
             batch = batch.to(run.device.value)
             run.objective.loss(run.network, batch, run.objective.count(run.network, batch))
-    return squares.roots()
+    return roots(squares)
 
 
 def at_width(recipe: Recipe, width: int, base: int | None) -> Recipe:

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.analysis.analysis import Analysis, Sums, chosen_documents
 from tandem.corpus import ScoringBatch, StreamBatch
 from tandem.networks.gestalt import Gestalt
 from tandem.networks.gestalt_blocks import MemoryBlock, MemoryRead
@@ -41,23 +41,19 @@ Seen = Callable[[int, MemoryRead, Tensor, PackedReader], object]
 @contextlib.contextmanager
 def watched(network: Gestalt, seen: Seen) -> Iterator[None]:
     """Calls `seen` before every cross-attention over thoughts."""
-    handles = []
-    for layer in network.reads_memory(range(network.config.depth)):
-        block = network.stack[layer]
-        # A block of cross-attention alone calls its parts; the others call it as a module, with its layer in between
-        alone = isinstance(block, MemoryBlock)
+    with contextlib.ExitStack() as hooks:
+        for layer in network.reads_memory(range(network.config.depth)):
+            block = network.stack[layer]
+            # A block of cross-attention alone calls its parts; the others call it as a module, its layer in between
+            alone = isinstance(block, MemoryBlock)
 
-        def tell(_: object, given: tuple, layer: int = layer, alone: bool = alone) -> None:
-            memory, x, reader = network.stack[layer].memory, given[0], given[1 if alone else 2]
-            if layer in reader.thoughts:
-                seen(layer, memory, x, reader)  # type: ignore[arg-type]
+            def tell(_: object, given: tuple, layer: int = layer, alone: bool = alone) -> None:
+                memory, x, reader = network.stack[layer].memory, given[0], given[1 if alone else 2]
+                if layer in reader.thoughts:
+                    seen(layer, memory, x, reader)  # type: ignore[arg-type]
 
-        handles.append((block if alone else block.memory).register_forward_pre_hook(tell))  # type: ignore[union-attr, operator]
-    try:
+            hooks.enter_context((block if alone else block.memory).register_forward_pre_hook(tell))  # type: ignore[union-attr, operator]
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Use:
@@ -65,17 +61,14 @@ class Use:
 
     def __init__(self, slots: int):
         self.slots = slots
-        self.increments: dict[int, list[float]] = {}
+        self.increments = Sums()
         self.mass: dict[int, np.ndarray] = {}
         self.queries: dict[int, np.ndarray] = {}
 
     def __call__(self, layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
         q, filled = memory.ask(x), reader.filled[:, 0]
         increment = memory.increment(reader.remember(layer, q), reader.filled)
-        share = (increment.norm(dim=-1) / x.norm(dim=-1))[0, filled]
-        sums = self.increments.setdefault(layer, [0.0, 0.0])
-        sums[0] += float(share.double().sum())
-        sums[1] += len(share)
+        self.increments.add(layer, (increment.norm(dim=-1) / x.norm(dim=-1))[0, filled])
         attention, known = self.attention(layer, q, reader), reader.rows.filled
         mass = self.mass.setdefault(layer, np.zeros(self.slots))
         queries = self.queries.setdefault(layer, np.zeros(self.slots))
@@ -175,7 +168,7 @@ class Gates(Analysis):
         return {
             "gates": network.gates,
             "on_the_way": [{"step": step, "gates": gates} for step, gates in course.items()],
-            "increment": {str(layer + 1): total / n for layer, (total, n) in use.increments.items()},
+            "increment": {str(layer + 1): mean for layer, mean in use.increments.means().items()},
             "attention_by_age": {
                 str(layer + 1): (mass / np.maximum(use.queries[layer], 1)).tolist() for layer, mass in use.mass.items()
             },

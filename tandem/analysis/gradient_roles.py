@@ -18,6 +18,7 @@ Source: State-Prediction Separation (arXiv 2607.01218), figure 5a.
 Shapes: B documents, S streams, T tokens, J targets, K horizon.
 """
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from itertools import count
@@ -173,21 +174,18 @@ def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
     def enter(block: nn.Module, args: tuple) -> None:
         uses.append(_Use(0, "embedding", None, args[0], args[0]))
 
-    hooks = [network.blocks[0].register_forward_pre_hook(enter)]
-    for layer, block in enumerate(network.blocks):
-        role = roles(block)
-        for name, module in block.named_modules():
-            if f"{name}.weight" in role:
+    with contextlib.ExitStack() as hooks:
+        hooks.enter_context(network.blocks[0].register_forward_pre_hook(enter))
+        for layer, block in enumerate(network.blocks):
+            role = roles(block)
+            for name, module in block.named_modules():
+                if f"{name}.weight" in role:
 
-                def note(module, args, result, layer=layer, kind=KINDS[role[f"{name}.weight"]]):
-                    uses.append(_Use(layer, kind, module, args[0].detach(), result))
+                    def note(module, args, result, layer=layer, kind=KINDS[role[f"{name}.weight"]]):
+                        uses.append(_Use(layer, kind, module, args[0].detach(), result))
 
-                hooks.append(module.register_forward_hook(note))
-    try:
+                    hooks.enter_context(module.register_forward_hook(note))
         return uses, network.score(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def slots(losses: int, tokens: int) -> range:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from typed import tandem
 
-from tandem.analysis.attention_mass import AttentionMass, sums_by_layer
+from tandem.analysis.analysis import Sums
+from tandem.analysis.attention_mass import AttentionMass, add_by_layer
 from tandem.analysis.partitions import under_partitions
 from tandem.comparison.trained import open_trained
 from tandem.corpus import IGNORE
@@ -60,16 +61,20 @@ def by_hand(network, batch):
     return found
 
 
+def sums_of(network, batch):
+    add_by_layer(sums := Sums(), network, batch)
+    return sums
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("settings", [{}, {"key_heads": 2}, {"sink": True}], ids=["plain", "grouped", "sink"])
 def test_all_measures_are_sums_over_the_weights(settings):
     network, batch = build(**settings), pack([[document(30, 1)]])
-    found, expected = sums_by_layer(network, batch), by_hand(network, batch)
-    assert found.keys() == expected.keys() and len(expected) == 5
-    for place, measures in expected.items():
-        assert found[place].keys() == measures.keys()
-        for name, (total, count) in measures.items():
-            assert found[place][name] == (pytest.approx(total, abs=1e-9), count)
+    found, expected = sums_of(network, batch), by_hand(network, batch)
+    wanted = {(*place, name): told for place, measures in expected.items() for name, told in measures.items()}
+    assert found.keys() == wanted.keys() and len(expected) == 5
+    for place, (total, count) in wanted.items():
+        assert found[place] == (pytest.approx(total, abs=1e-9), count)
     shares = [total / count for total, count in (expected["generation", layer]["own_mass"] for layer in range(3))]
     assert len({round(share, 6) for share in shares}) == 3
 
@@ -78,7 +83,7 @@ def test_all_measures_are_sums_over_the_weights(settings):
 @pytest.mark.parametrize("sink", [False, True])
 def test_queries_without_context_are_left_out(sink):
     network, batch = build(partition=PartitionConfig(strategy="single"), sink=sink), pack([[document(30, 1)]])
-    assert sums_by_layer(network, batch)["generation", 0]["own_mass"] == (0, 0)
+    assert sums_of(network, batch)["generation", 0, "own_mass"] == (0, 0)
     assert network.watch is None
 
 

@@ -7,7 +7,8 @@ import torch
 from typed import tandem
 
 from tandem.analysis import coordinate_check
-from tandem.analysis.coordinate_check import CoordinateCheck, Squares, at_width, spread, watched
+from tandem.analysis.analysis import Sums
+from tandem.analysis.coordinate_check import CoordinateCheck, at_width, roots, spread, watched
 from tandem.corpus import Batch, prepare
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
@@ -73,7 +74,7 @@ def test_what_is_watched_is_what_the_blocks_put_out():
     batch = Batch(tokens, tokens, torch.zeros(2, 8, dtype=torch.long))
     with torch.no_grad(), watched(network) as squares:
         hidden, _ = network(network.embed(tokens), batch)
-        found = squares.roots()
+        found = roots(squares)
         first = network.stack[0](network.embed(tokens), network.reader(network.embed(tokens), batch))
     assert list(found) == ["stack.0", "stack.1", "logits"]
     assert found["stack.0"] == pytest.approx(first.square().mean().sqrt().item(), rel=1e-5)
@@ -82,8 +83,8 @@ def test_what_is_watched_is_what_the_blocks_put_out():
 
 
 def test_a_block_of_several_passes_tells_of_all_of_them():
-    squares = Squares()
-    squares.tell("block", torch.full((2, 3), 1.0))
-    squares.tell("block", torch.full((6, 3), 3.0))
-    assert squares.roots() == {"block": pytest.approx((28 / 4) ** 0.5)}
+    squares = Sums()
+    squares.add("block", torch.full((2, 3), 1.0))
+    squares.add("block", torch.full((6, 3), 9.0))
+    assert roots(squares) == {"block": pytest.approx((28 / 4) ** 0.5)}
     assert spread({64: {"a": 1.0, "b": 3.0}, 128: {"a": 4.0, "b": 2.0}}) == {"a": 4.0, "b": 1.5}

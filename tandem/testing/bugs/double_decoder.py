@@ -114,7 +114,7 @@ BUGS = {
     ],
     "analysis/attention_mass.py": [
         ("every layer is told as the last", MASS,
-         "found[stack, layer] |= {name:", "found[stack, 0] |= {name:"),
+         "sums.add((stack, layer, name), x)", "sums.add((stack, 0, name), x)"),
         ("queries without context count as own", MASS,
          'measures["own_mass"] = own[has_context]', 'measures["own_mass"] = own.flatten()'),
         ("a query that reads the sink alone has context", MASS,
@@ -125,8 +125,10 @@ BUGS = {
         ("heads read the keys of another group", MASS,
          "source.k.repeat_interleave(H // source.k.shape[1], dim=1)",
          "source.k.repeat(1, H // source.k.shape[1], 1, 1)"),
+    ],
+    "analysis/analysis.py": [
         ("a record is that of the last document", MASS,
-         "held[0], held[1] = held[0] + total, held[1] + count", "held[0], held[1] = total, count"),
+         "total, count = self.get(name, (0.0, 0))", "total, count = 0.0, 0"),
     ],
 }
 # fmt: on
