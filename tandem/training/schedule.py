@@ -115,9 +115,6 @@ class WSDByTokens:
 class Cosine(Schedule):
     """Warm-up, then half a cosine down to the floor."""
 
-    class Config(_Config):
-        pass
-
     def after_warmup(self, step: int) -> float:
         floor = self.config.floor
         return floor + (1 - floor) * (1 + math.cos(math.pi * self.passed(step))) / 2
@@ -126,9 +123,6 @@ class Cosine(Schedule):
 @register("schedule", "linear")
 class Linear(Schedule):
     """Warm-up, then a straight line down to the floor."""
-
-    class Config(_Config):
-        pass
 
     def share_from_zero(self, steps: float) -> float:
         """Whole steps, as Block-Based Double Decoders counts them (authors' code)."""
