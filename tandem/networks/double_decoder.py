@@ -38,7 +38,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
 from tandem.networks.network import Network, padded
 from tandem.nn.attention import Plan, Source, attend, plan_attention
-from tandem.nn.block import Block, BlockConfig, linear_work, turned
+from tandem.nn.block import Block, BlockConfig, heads_of, linear_work
 from tandem.nn.head import token_nll
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
@@ -281,10 +281,8 @@ class GenerationBlock(Block):
             kv = F.linear(latents, self.qkv.weight[queries:], None if bias is None else bias[queries:])
         else:
             kv = self.kv(latents)
-        k, v = kv.unflatten(-1, (2 * self.key_heads, -1)).chunk(2, dim=-2)
-        if self.norm_k is not None:
-            k = self.norm_k(k.to(latents.dtype))
-        return turned(k, rotation, v.dtype), v.transpose(1, 2)
+        (k, v), G = kv.chunk(2, dim=-1), self.key_heads
+        return heads_of(k, G, latents, self.norm_k, rotation), heads_of(v, G, latents)
 
     def read(self, q: Tensor, own: Source, latents: Source, plan: Plan | None = None) -> Tensor:
         """One softmax over own tokens and latents, or both mixed."""

@@ -170,10 +170,9 @@ class Block(nn.Module):
         parts = ((self.qkv.weight[:rows], asking), (self.qkv.weight[rows:], everything))
         biases = (None, None) if bias is None else (bias[:rows], bias[rows:])
         q, kv = (F.linear(self.norm_attention(x), w, b) for (w, x), b in zip(parts, biases, strict=True))
-        q, (k, v) = q.unflatten(-1, (H, -1)), kv.unflatten(-1, (2 * G, -1)).split((G, G), dim=-2)
-        if self.norm_q is not None and self.norm_k is not None:
-            q, k = self.norm_q(q.to(asking.dtype)), self.norm_k(k.to(asking.dtype))
-        return turned(q, rotation, v.dtype), turned(k, rotation, v.dtype), v.transpose(1, 2)
+        k, v = kv.chunk(2, dim=-1)
+        q = heads_of(q, H, asking, self.norm_q, rotation)
+        return q, heads_of(k, G, everything, self.norm_k, rotation), heads_of(v, G, everything)
 
     def finish(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
         """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
@@ -186,6 +185,16 @@ class Block(nn.Module):
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
         """x and the MLP of it."""
         return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
+
+
+def heads_of(
+    flat: Tensor, heads: int, stream: Tensor, norm: nn.Module | None = None, rotation: Rotation | None = None
+) -> Tensor:
+    """What was projected of `stream`, (B, T, H D), as heads (B, H, T, D), normed where there is a norm, and turned."""
+    split = flat.unflatten(-1, (heads, -1))
+    if norm is not None:
+        split = norm(split.to(stream.dtype))  # float32 also under mixed precision, like every norm
+    return turned(split, rotation, flat.dtype)
 
 
 def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tandem.nn.block import Block, BlockConfig, Reader, linear_work, turned
+from tandem.nn.block import Block, BlockConfig, Reader, heads_of, linear_work
 from tandem.nn.init import Linear
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
@@ -60,20 +60,13 @@ class CrossBlock(Block):
     def ask(self, x: Tensor, y: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """x with what was read of its own stream, and its queries (B, H, T, D) to the context."""
         x = self.add(x, y)
-        return x, self._heads(self.cross_q(self.norm_cross(x)), self.heads, self.cross_norm_q, x, rotation)
+        return x, heads_of(self.cross_q(self.norm_cross(x)), self.heads, x, self.cross_norm_q, rotation)
 
     def keys(self, latents: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Keys and values (B, G, N, D) of latents (B, N, C)."""
         k, v = self.cross_kv(latents).chunk(2, dim=-1)
-        v = v.unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
-        return self._heads(k, self.key_heads, self.cross_norm_k, latents, rotation), v
-
-    @staticmethod
-    def _heads(flat: Tensor, heads: int, norm: nn.Module | None, stream: Tensor, rotation: Rotation | None) -> Tensor:
-        split = flat.unflatten(-1, (heads, -1))
-        if norm is not None:
-            split = norm(split.to(stream.dtype))  # float32 also under mixed precision, like every norm
-        return turned(split, rotation, flat.dtype)
+        G = self.key_heads
+        return heads_of(k, G, latents, self.cross_norm_k, rotation), heads_of(v, G, latents)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what was read of the context, y (B, H, T, D), and the MLP of the sum."""

@@ -29,7 +29,7 @@ BUGS = {
         ("latents with a norm more", PARITY,
          "kv = F.linear(latents, self.qkv", "kv = F.linear(self.norm_attention(latents), self.qkv"),
         ("keys of latents are not turned", PARITY,
-         "return turned(k, rotation, v.dtype), v.", "return turned(k, None, v.dtype), v."),
+         "heads_of(k, G, latents, self.norm_k, rotation)", "heads_of(k, G, latents, self.norm_k, None)"),
         ("pairs of the other kind by default", PARITY,
          'Literal["adjacent", "halves"] = "adjacent"', 'Literal["adjacent", "halves"] = "halves"'),
         ("queries and keys of a generation block are drawn as one matrix", PARITY,
