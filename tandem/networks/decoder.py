@@ -168,9 +168,9 @@ class Decoder(Network):
 class SpanReader:
     """Reads a whole batch at once: every layer by the same spans, planned once."""
 
-    def __init__(self, network: Decoder, span: Span, x: Tensor):
+    def __init__(self, network: Any, span: Span, x: Tensor):
+        self.network, self.span = network, span
         self.rotation = network.rotation(0, x.shape[1], x)
-        self.span = span
         self.plan = plan_attention([span], [x.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from tandem.corpus import IGNORE, Batch
 from tandem.corpus.partition import PartitionConfig, scoring_blocks, training_blocks
 from tandem.networks.cost import Cost
-from tandem.networks.decoder import Decoder
+from tandem.networks.decoder import Decoder, SpanReader
 from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
 from tandem.networks.network import Network, padded
 from tandem.nn.attention import Plan, Source, attend, plan_attention
@@ -326,19 +326,15 @@ def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]
     return causal(b), Span(starts, torch.maximum(b, starts + 1) if sink else b)
 
 
-class ContextReader:
+class ContextReader(SpanReader):
     """Reads a whole batch at once in the context stack: a document up to and with the query itself."""
 
-    def __init__(self, network: DoubleDecoder, span: Span, x: Tensor):
-        self.rotation = network.rotation(0, x.shape[1], x)
-        self.span, self.watch = span, network.watch
-        self.plan = plan_attention([span], [x.shape[1]], device=x.device)
+    network: DoubleDecoder
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sources = [Source(k, v, self.span)]
-        if self.watch:
-            self.watch("context", layer, q, sources)
-        return attend(q, sources, plan=self.plan)
+        if self.network.watch:
+            self.network.watch("context", layer, q, [Source(k, v, self.span)])
+        return super().__call__(layer, q, k, v)
 
 
 class BlockReader:
