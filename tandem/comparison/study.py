@@ -57,6 +57,7 @@ from tandem.recipe.options import read_options
 from tandem.recipe.resolve import resolve
 
 RATE = "optimiser.lr"
+SPLIT = "evaluation.split"
 POINTS = 20
 """Of the curve of each run, where its recipe says nothing."""
 KEYS = ("extends", "grid")
@@ -235,11 +236,19 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
             ("seeds",),
             f" = {keys.seeds}: {keys.tuning_seed} is the seed of the trials; take others, or another tuning_seed",
         )
+    if _at(tree, ("rates",)) is tree:
+        for key in ("tuning_seed", "trial_share"):
+            if _at(tree, (key,)) is not tree:
+                yield (
+                    (key,),
+                    f" = {getattr(keys, key)}: is for trials, and without rates there are none; take it out",
+                )
     places = [("overrides",), *(("arms", arm) for arm in keys.arms)]
     for place in places:
-        for key in ("seed", "budget", *([RATE] if keys.rates and len(place) > 1 else [])):
+        for key in ("seed", "budget", SPLIT, *([RATE] if keys.rates and len(place) > 1 else [])):
             if _at(tree, (*place, *key.split("."))) is not tree:
-                yield (*place, *key.split(".")), ": the study gives it to every arm alike"
+                rest = ": with rates one half of the documents, else all; take it out" if key == SPLIT else ""
+                yield (*place, *key.split(".")), f": the study gives it to every arm alike{rest}"
     for arm in keys.arms:
         if not re.fullmatch(r"[\w+-]+", arm):
             yield ("arms", arm), ": must be a name of letters, digits, _, + and -, for folders are called after it"

@@ -57,6 +57,7 @@ def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
     runs = map(study.recipe, study.runs(dict.fromkeys(study.arms, 1e-3)))
     assert {(str(trial.budget), *trial.checkpoint.milestones) for trial in trials} == {("9 steps",)}
     assert {(str(run.budget), *run.checkpoint.milestones) for run in runs} == {("30 steps", 20)}
+    assert not read(tmp_path, small_corpus, "rates=[]", text=STUDY + RATES + "trial_share: 0.3\n").trials()
     text = STUDY.replace("budget: 30 steps", "together: 2 minutes")
     study = read(tmp_path, small_corpus, "seeds=[1, 2]", "rates=[1e-3, 4e-3]", "trial_share=0.5", text=text)
     assert str(study.budget) == "20 seconds" and str(study.recipe(study.trials()[0]).budget) == "10 seconds"
@@ -102,6 +103,22 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
             "network.dept = 3: no such key; did",
         ),
         ("wide: {seed: 3}", "wide: {network.depth: 1}", "tiny.yaml:16  arms.wide.seed: the study gives it"),
+        (
+            "wide: {evaluation.split: tuning}",
+            "wide: {network.depth: 1}",
+            "tiny.yaml:16  arms.wide.evaluation.split: the study gives it to every arm alike: with rates one half of",
+        ),
+        (
+            "evaluation: {documents: 5, split: comparison}",
+            "evaluation.documents: 5",
+            "tiny.yaml:13  overrides.evaluation.split: the study gives it to every arm alike: with rates one half of",
+        ),
+        (
+            "trial_share: 0.5",
+            "",
+            "tiny.yaml:20  trial_share = 0.5: is for trials, and without rates there are none; take it out",
+        ),
+        ("tuning_seed: 9", "", "tiny.yaml:20  tuning_seed = 9: is for trials, and without rates there are none; take"),
         ("wide/1: {}", "wide: {network.depth: 1}", "tiny.yaml:16  arms.wide/1: must be a name of letters"),
         (
             "wide: {recipe: decoder/2m}",
