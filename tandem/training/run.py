@@ -97,8 +97,8 @@ class Run:
             for phase in self.view.phases:
                 require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
         stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
-        shape, positions = recipe.choice("schedule"), batch.rows * batch.context
-        self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, positions)
+        shape = recipe.choice("schedule")
+        self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, self.tokens)
         self.progress = Progress()
 
     def _drawn(self, purpose: str = "init") -> Network:

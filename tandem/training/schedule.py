@@ -39,12 +39,12 @@ class _Config(Settings):
 class Schedule:
     """Multiplier of the peak rate at a step, from the shape of the class and the length of the run.
 
-    `positions` of a step (rows times context, whatever text they read) are asked by what counts in tokens alone.
+    `read`, tokens of text before a step, is asked by what counts in tokens alone.
     """
 
     Config: type[_Config] = _Config
 
-    def __init__(self, config: _Config, steps: int, positions: int = 0):
+    def __init__(self, config: _Config, steps: int, read: Callable[[int], int] | None = None):
         self.config, self.steps = config, steps
         is_share = config.warmup_from_zero and isinstance(config.warmup, float)
         self.warmup = self.share_from_zero(config.warmup * steps) if is_share else in_steps(config.warmup, steps)
@@ -83,7 +83,7 @@ class WSD(Schedule):
 
 @register("schedule", "wsd_by_tokens")
 class WSDByTokens:
-    """Warm-up, constant, linear decay, by the tokens seen before the step; before the first, those of one step."""
+    """Warm-up, constant, linear decay, by the tokens of text read before the step; before the first, by those of it."""
 
     class Config(Settings):
         warmup: int = Field(50_000_000, ge=1)
@@ -95,8 +95,8 @@ class WSDByTokens:
         floor: float = Field(0.1, ge=0, le=1)
         """Rate after all tokens, as a share of the peak."""
 
-    def __init__(self, config: Config, steps: int, positions: int):
-        self.config, self.positions, self.tokens = config, positions, config.tokens or steps * positions
+    def __init__(self, config: Config, steps: int, read: Callable[[int], int]):
+        self.config, self.read, self.tokens = config, read, config.tokens or read(steps)
 
     @classmethod
     def check(cls, recipe: Recipe):
@@ -106,7 +106,7 @@ class WSDByTokens:
 
     def __call__(self, step: int) -> float:
         c = self.config
-        seen = max(step, 1) * self.positions
+        seen = self.read(max(step, 1))
         left = max(0.0, min(1.0, (self.tokens - seen) / (c.decay * self.tokens)))
         return min(1.0, seen / c.warmup) * (c.floor + (1 - c.floor) * left)
 
@@ -133,16 +133,24 @@ class Linear(Schedule):
 
 
 def in_stretches(
-    schedule: type[Schedule], config: _Config, stretches: list[tuple[int, int | None]], steps: int, positions: int
+    schedule: type[Schedule],
+    config: _Config,
+    stretches: list[tuple[int, int | None]],
+    steps: int,
+    read: Callable[[int], int],
 ) -> Callable[[int], float]:
     """A schedule of its own for each (first, last) of the `stretches`; None is the end of the run."""
     if len(stretches) == 1:
-        return schedule(config, steps, positions)
-    parts = [(first, schedule(config, (last or steps) - first, positions)) for first, last in stretches]
+        return schedule(config, steps, read)
+
+    def part(first: int, last: int) -> Schedule:
+        return schedule(config, last - first, lambda step: read(first + step) - read(first))
+
+    parts = [(first, part(first, last or steps)) for first, last in stretches]
 
     def multiplier(step: int) -> float:
-        first, part = max((p for p in parts if p[0] <= step), key=lambda p: p[0])
-        return part(step - first)
+        first, own = max((p for p in parts if p[0] <= step), key=lambda p: p[0])
+        return own(step - first)
 
     return multiplier
 

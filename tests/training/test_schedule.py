@@ -9,7 +9,7 @@ from tandem.training.schedule import WSD, Cosine, Linear, WSDByTokens
 
 
 def rates(schedule, config, steps, peak, at):
-    made = schedule(schedule.Config(**config), steps, 393_216)
+    made = schedule(schedule.Config(**config), steps, lambda step: step * 393_216)
     return [peak * made(step) for step in at]
 
 

@@ -131,6 +131,15 @@ def test_the_schedule_by_tokens_restarts_too(recipe, make_run):
         recipe(*given, "schedule.tokens=640", budget="640 tokens")
 
 
+@pytest.mark.parametrize("tokens", ["null", "1920"])
+def test_the_schedule_by_tokens_counts_the_text_of_bags(make_run, tokens):
+    """10 steps of 128 tokens and 10 of 64; the last 768 tokens are the decay."""
+    given = ["objective.until=0.5", f"schedule.tokens={tokens}", "schedule.warmup=256", "schedule.decay=0.4"]
+    run = make_run("schedule.name=wsd_by_tokens", "schedule.floor=0", *given, budget="1920 tokens")
+    at = {0: 0.5, 1: 0.5, 2: 1, 9: 1, 10: 640 / 768, 11: 576 / 768, 19: 64 / 768}
+    assert {step: run.schedule(step) for step in at} == pytest.approx(at)
+
+
 def test_bags_that_would_end_after_the_run_are_refused(recipe, tmp_path):
     for until in (10, 4000):
         made = recipe(f"objective.until={until}")
