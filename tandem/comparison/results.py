@@ -8,7 +8,7 @@ Shapes: D held-out documents.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +75,8 @@ class Result:
     """Why it is no language model at its end, and so scored one token at a time after something else; empty: it is."""
     environment: list[dict[str, Any]]
     """Versions and machine of every process that trained it, oldest first."""
+    text: tuple[str, ...] | None = None
+    """Fingerprints of the tokens that it was trained and judged on; None: its folder does not tell."""
 
     @property
     def nats_per_token(self) -> float:
@@ -111,7 +113,9 @@ class Result:
 
 
 def require_same_documents(results: Sequence[Result]) -> None:
-    """Raises: UserError where one was scored on other documents than the first, or on the same in other tokens."""
+    """Raises: UserError where one was scored on other documents than the first, or on the same in other tokens, and
+    where the text of some has changed."""
+    require_same_text(results)
     for result in results:
         for of in (lambda r: r.documents, lambda r: r.document_tokens):
             if not np.array_equal(of(result), of(results[0])):
@@ -119,6 +123,20 @@ def require_same_documents(results: Sequence[Result]) -> None:
                     f"{result.folder} and {results[0].folder} were scored on different documents; "
                     "delete one of these runs, and the study makes it again"
                 )
+
+
+def require_same_text(results: Iterable[Result]) -> None:
+    """Raises: UserError where some were trained or judged on other tokens than others, as far as they tell."""
+    by_text: dict[tuple[str, ...], list[str]] = {}
+    for result in results:
+        if result.text is not None:
+            by_text.setdefault(result.text, []).append(str(result.folder))
+    if len(by_text) > 1:
+        raise UserError(
+            "these runs are not of one text: it, or the tokenizer trained on it, changed between them; bring one of "
+            "these texts back and delete the runs of the others, and the study makes them again"
+            + "".join(f"\n  text {' and held out '.join(text)}: {', '.join(of)}" for text, of in by_text.items())
+        )
 
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
@@ -151,4 +169,5 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told.get("note", ""),
         environment=json.loads(folder.environment.read_bytes()),
+        text=tuple(folder.text[:2]) if folder.text else None,
     )

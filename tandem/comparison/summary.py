@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.comparison.results import Point, Result, require_same_documents
+from tandem.comparison.results import Point, Result, require_same_documents, require_same_text
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
 
@@ -42,13 +42,14 @@ class Summary:
 
     @classmethod
     def of(cls, study: Study, results: Sequence[Result], diverged: Set[tuple[str, float]] = frozenset()) -> "Summary":
-        """Raises: UserError where runs were scored on different documents."""
+        """Raises: UserError where runs were scored on different documents, or the text changed between them."""
         order = {seed: place for place, seed in enumerate(study.seeds)}
         runs = {arm: [r for r in results if r.arm == arm and r.seed in order and not r.trial] for arm in study.arms}
         trials = {arm: [r for r in results if r.arm == arm and r.trial] for arm in study.arms}
         for found in runs.values():
             found.sort(key=lambda result: order[result.seed])
         require_same_documents([result for found in runs.values() for result in found])
+        require_same_text(result for found in (*trials.values(), *runs.values()) for result in found)
         return cls(study, runs, trials, diverged)
 
     @property

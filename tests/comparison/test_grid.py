@@ -111,7 +111,7 @@ STUDIED = SimpleNamespace(
 )  # fmt: skip
 
 
-def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9, ends=()):
+def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9, ends=(), text=None):
     """As if `gained` read a quarter more; `ends`: arms that pay 0.2 nats per token for sentence ends."""
     draw = np.random.default_rng(0)
     found = []
@@ -127,7 +127,7 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9,
                             document_tokens=np.full(documents, tokens), end_nats=np.full(documents, arm in ends),
                             nats_with_boundaries=nats + 0.2 * (arm in ends),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
-                            nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5,
+                            nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5, text=text,
                         )
                     )  # fmt: skip
             found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results, STUDIED))
@@ -180,6 +180,12 @@ def test_cells_on_different_documents_are_refused(other):
     one, *others = cells()
     with pytest.raises(UserError, match="scored on different documents"):
         Scaling.of([*others, one._replace(results=cells(**other)[0].results)])
+
+
+def test_cells_trained_on_different_text_are_refused():
+    one, *others = cells(text=("a1", "b1"))
+    with pytest.raises(UserError, match="not of one text"):
+        Scaling.of([*others, one._replace(results=cells(text=("a2", "b1"))[0].results)])
 
 
 FEW = {"sizes": (1e6,), "budgets": (2e7, 6e7)}

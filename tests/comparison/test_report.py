@@ -122,6 +122,10 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     read = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert [point.step for point in read.curve] == [10, 20, 40, 80]
     assert read.curve == drawn.curve[:4]  # sentence ends paid for
+    assert read.text is None
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": 400, "corpus": ["train", "held out", "sentences"]}))
+    told = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
+    assert told.text == ("train", "held out")  # arms may cut sentences as they like
     text = Page(page(make_study(), [*sound, read])).text
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
@@ -209,6 +213,21 @@ def test_runs_scored_on_other_documents_are_refused(make_study, run):
         results[4] = dataclasses.replace(results[4], **{own: getattr(results[4], own) + 1})
         with pytest.raises(UserError, match="different documents"):
             plain(Summary.of(make_study(), results))
+
+
+def test_runs_trained_on_other_text_are_refused(make_study, run):
+    results = everything(run, text=("a1", "b1"))
+    results[0] = dataclasses.replace(results[0], text=None)  # its folder does not tell
+    assert Summary.of(make_study(), results).flat
+    trial = run("sps", 1000, trial=True)
+    for place, other in (4, results[4]), (len(results), trial):
+        changed = [*results[:place], dataclasses.replace(other, text=("a2", "b1")), *results[place + 1 :]]
+        with pytest.raises(UserError) as caught:
+            Summary.of(make_study(), changed)
+        first, *texts = str(caught.value).splitlines()
+        assert "not of one text" in first and "delete the runs of the others" in first and len(texts) == 2
+        assert {line.partition(":")[0] for line in texts} == {f"  text a{n} and held out b1" for n in (1, 2)}
+        assert [line.endswith(f": {other.folder}") for line in texts if "a2" in line] == [True]
 
 
 def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import cast
 
 import pytest
 from forked import Forked, forked
-from tiny import STUDY, read, write
+from tiny import STUDY, TrainedHere, read, write
 from typed import tandem
 
 from tandem import cli
@@ -183,6 +184,22 @@ def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, 
     assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
     listed = tandem("compare", tmp_path / "tiny.yaml", "--studies", tmp_path, "--list").stdout.splitlines()
     assert "finished" in listed[0] and "failed: budget" in listed[1]
+
+
+@pytest.mark.slow
+def test_an_arm_made_after_the_text_has_changed_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "Training", TrainedHere)
+    texts, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
+    given = [f"corpus.texts=[{texts}]", f"corpus.validation=[{held_out}]", "corpus.tokenizer=bytes"]
+    text = "\n".join(f"Number {n} of the sheep went over the hill, and {n % 7} came back." for n in range(400))
+    texts.write_text(text)
+    held_out.write_text(text[:500])
+    study, folder = read(tmp_path, [*given, f"corpus.folder={tmp_path}"], "budget=2 steps"), tmp_path / "study"
+    runner.compare(study, folder)
+    shutil.rmtree(folder / "runs" / "wide-seed1")
+    texts.write_text(text.replace("sheep", "goats"))
+    with pytest.raises(UserError, match=r"not of one text(.|\n)*deep-seed1(.|\n)*wide-seed1"):
+        runner.compare(study, folder)
 
 
 def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small_corpus, monkeypatch):
