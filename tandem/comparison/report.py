@@ -191,8 +191,8 @@ def _curves(summary: Summary) -> str:
 
 
 def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis) -> charts.Line:
-    mean, *runs = ([(x(p), p.nats_per_token) for p in curve] for curve in (mean_curve(curves), *curves))
-    return charts.Line(arm, _place(summary, arm), mean, runs)
+    runs = [[(x(p), p.nats_per_token) for p in curve] for curve in curves]
+    return charts.Line(arm, _place(summary, arm), mean_curve(curves, x), runs)
 
 
 def _losses(summary: Summary, x: Axis) -> list[charts.Line]:

@@ -254,11 +254,24 @@ def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
     return None
 
 
-def mean_curve(curves: Iterable[Sequence[Point]]) -> list[Point]:
-    """Point by point over the curves of an arm's runs, at the steps that all of them have."""
+def mean_curve(curves: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> list[tuple[float, float]]:
+    """(x, nats per token), the mean over the curves of an arm's runs, as far as all of them go.
+
+    At the steps of the shortest, where all of them have these; runs that end by the clock have steps of their own, and
+    are read off their curves where the shortest has its points.
+    """
+    shortest = min(curves, key=len, default=[])
     by_step = [{point.step: point for point in curve} for curve in curves]
-    steps = sorted(set.intersection(*(set(points) for points in by_step))) if by_step else []
-    return [Point(*np.mean([points[step] for points in by_step], 0).tolist()) for step in steps]
+    if all(point.step in points for point in shortest for points in by_step):
+        at_steps = ([points[point.step] for points in by_step] for point in shortest)
+        return [(_mean(map(x, at)), _mean(point.nats_per_token for point in at)) for at in at_steps]
+    lines = [np.array([(math.log(x(point)), point.nats_per_token) for point in curve]).T for curve in curves]
+    first, last = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
+    if first > last:
+        return []
+    shared = np.unique(np.clip([math.log(x(point)) for point in shortest], first, last))
+    means = np.mean([np.interp(shared, *line) for line in lines], 0)
+    return list(zip(np.exp(shared).tolist(), means.tolist(), strict=True))
 
 
 def non_embedding(parameters: Mapping[str, int]) -> int:
@@ -292,6 +305,10 @@ def _shown(value: Any) -> str:
 
 def _rounded_up(number: float, digits: int) -> float:
     return math.ceil(number * 10**digits) / 10**digits
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    return float(np.mean([*numbers]))
 
 
 def _last_if_nan(p: float) -> float:

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("scipy")
 
 from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
-from tandem.comparison.report import _gaps
+from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
-from tandem.comparison.summary import Summary, fixed, spent_until
+from tandem.comparison.summary import Summary, fixed, mean_curve, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, TIMED, plain, tabulate
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
@@ -196,6 +196,27 @@ def test_gaps_are_means_at_one_step(make_study, run):
     study = make_study(seeds=[1, 2], arms={arm: {} for arm in ("decoder", "sps")})
     (line,) = _gaps(Summary.of(study, results), lambda point: point.seconds)
     assert line.mean == [(2, -1), (3, -2), (4, -3)] and [len(own) for own in line.runs] == [4, 3]
+
+
+def test_seeds_that_end_by_the_clock_have_a_mean_curve_and_gaps(make_study, run):
+    """Seeds are judged at other steps, a step takes 1 or 8/9 seconds, and nats fall with log2 of the seconds."""
+    steps = {1: (8, 16, 32, 64), 2: (9, 18, 36, 63)}
+    curve = lambda arm, seed: [
+        Point(step, step, 1.0 * step, at, 9.0 - math.log2(at) - (arm == "sps") - seed)
+        for step in steps[seed]
+        for at in [step * (1.0 if seed == 1 else 8 / 9)]
+    ]
+    study = make_study(seeds=[1, 2], arms={arm: {} for arm in ("decoder", "sps")})
+    summary = Summary.of(study, [run(arm, seed, curve=curve(arm, seed)) for arm in study.arms for seed in (1, 2)])
+    seconds = lambda point: point.seconds
+    _, losses = _losses(summary, seconds)
+    assert [x for x, _ in losses.mean] == pytest.approx([8, 16, 32, 56])  # as far as both go
+    assert [y for _, y in losses.mean] == pytest.approx([6.5 - math.log2(x) for x, _ in losses.mean])
+    (gaps,) = _gaps(summary, seconds)
+    assert [x for x, _ in gaps.mean] == pytest.approx([8, 16, 32, 56]) and {y for _, y in gaps.mean} == {-1.0}
+    assert "difference to decoder at equal" in _curves(summary)
+    lost = [[Point(1, 1, 1.0, 1.0, 4.0)], [Point(2, 2, 2.0, 2.0, 4.0)], []]
+    assert mean_curve(lost[:2], seconds) == mean_curve(lost, seconds) == mean_curve([], seconds) == []
 
 
 def test_text_read_and_positions_computed_stand_side_by_side(make_study, run, page):
