@@ -74,7 +74,7 @@ class Result:
     note: str
     """Why it is no language model at its end, and so scored one token at a time after something else; empty: it is."""
     environment: list[dict[str, Any]]
-    """Versions and machine of every process that trained it, oldest first."""
+    """Versions and machine of every process that trained it, oldest first; device and precision that it planned."""
     text: tuple[str, ...] | None = None
     """Fingerprints of the tokens that it was trained and judged on; None: its folder does not tell."""
 
@@ -168,6 +168,13 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told.get("note", ""),
-        environment=json.loads(folder.environment.read_bytes()),
+        environment=[{**entry, **_planned(folder)} for entry in json.loads(folder.environment.read_bytes())],
         text=tuple(folder.text[:2]) if folder.text else None,
     )
+
+
+def _planned(folder: RunFolder) -> dict[str, str]:
+    """Device and precision, as its plan says them (training/plan.py), without the reasons."""
+    page = json.loads(folder.plan.read_bytes()).get("page", {}) if folder.plan.exists() else {}
+    words = {key: page[key].partition(" (")[0] for key in ("device", "precision") if key in page}
+    return {key: said.partition(":")[0] for key, said in words.items()}  # cuda:1 is cuda

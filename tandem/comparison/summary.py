@@ -17,8 +17,10 @@ from tandem.comparison.results import Point, Result, require_same_documents, req
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
 
-KEEP_APART = ("tandem", "commit", "python", "torch", "numpy", "platform", "cpu", "cores", "gpus", "threads")
-"""Of a process's environment: what may change numbers. Nothing else of it is shown: paths and commands are its own."""
+MOVE_LOSSES = ("tandem", "commit", "torch", "numpy", "device", "precision", "cpu", "gpus")
+"""Of a process's environment: what may change losses, be it by rounding alone, and seconds."""
+KEEP_APART = (*MOVE_LOSSES, "python", "platform", "cores", "threads")
+"""What may change any number. Nothing else of it is shown: paths and commands are its own."""
 
 
 class Spent(NamedTuple):
@@ -140,8 +142,7 @@ class Summary:
     @cached_property
     def environments(self) -> dict[str, list[str]]:
         """What may change numbers -> every value that it had in some run, and those alone."""
-        entries = [entry for result in self.flat for entry in result.environment]
-        return {key: list(dict.fromkeys(_shown(entry.get(key)) for entry in entries)) for key in KEEP_APART}
+        return _environments(self.flat)
 
     @property
     def warnings(self) -> list[str]:
@@ -155,7 +156,13 @@ class Summary:
                 found.append(f"{arm} did best at {best:g}, the edge of the learning rates tried: try {side} ones, too.")
         for key, values in self.environments.items():
             if len(values) > 1:
-                found.append(f"Runs differ in {key}: {'; '.join(values)}. Do not compare their seconds.")
+                moved = "Their losses may differ for that alone, and so do" if key in MOVE_LOSSES else "Do not compare"
+                found.append(f"Runs differ in {key}: {'; '.join(values)}. {moved} their seconds.")
+        tried = _environments(result for trials in self.trials.values() for result in trials)
+        for key in MOVE_LOSSES:
+            if len(tried[key]) > 1:
+                taken = "The learning rates that arms took may hang on that."
+                found.append(f"Trials differ in {key}: {'; '.join(tried[key])}. {taken}")
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
             found.append("Some runs were made by code that no commit holds (a dirty tree).")
         broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
@@ -295,6 +302,11 @@ def chance(p: float) -> str:
     if math.isnan(p):
         return "unknown"
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
+
+
+def _environments(results: Iterable[Result]) -> dict[str, list[str]]:
+    entries = [entry for result in results for entry in result.environment]
+    return {key: list(dict.fromkeys(_shown(entry.get(key)) for entry in entries)) for key in KEEP_APART}
 
 
 def _shown(value: Any) -> str:

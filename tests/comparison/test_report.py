@@ -123,9 +123,13 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert [point.step for point in read.curve] == [10, 20, 40, 80]
     assert read.curve == drawn.curve[:4]  # sentence ends paid for
     assert read.text is None
-    (tmp_path / "plan.json").write_text(json.dumps({"steps": 400, "corpus": ["train", "held out", "sentences"]}))
+    device = {"device": "cuda:0 (NVIDIA H100), 2 threads", "precision": "weights float32, compute bfloat16 (it has)"}
+    plan = {"steps": 400, "page": device, "corpus": ["train", "held out", "sentences"]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
     told = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert told.text == ("train", "held out")  # arms may cut sentences as they like
+    planned = {"device": "cuda", "precision": "weights float32, compute bfloat16"}
+    assert told.environment == [entry | planned for entry in read.environment]
     text = Page(page(make_study(), [*sound, read])).text
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
@@ -153,10 +157,27 @@ def test_warnings(make_study, run):
     other = run("sps", 2)
     other.environment[:] = [other.environment[0] | {"torch": "2.11.0", "dirty": True}]
     found = Summary.of(study, [run("sps", 1), other]).warnings
-    assert "Runs differ in torch: 2.13.0+cpu; 2.11.0. Do not compare their seconds." in found
+    moved = "Their losses may differ for that alone, and so do their seconds."
+    assert f"Runs differ in torch: 2.13.0+cpu; 2.11.0. {moved}" in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
     assert told == "No language model, and yet scored one token at a time: sps, seed 1, after bags of 4 until step 400."
+
+
+def test_what_moves_losses_is_told_apart_from_what_moves_the_clock_alone(make_study, run):
+    def found(key, value, *results):
+        results[-1].environment[:] = [results[-1].environment[0] | {key: value}]
+        return Summary.of(make_study(), results).warnings
+
+    for key, value in {"commit": "77aa0be", "precision": "weights float32, compute bfloat16", "gpus": ["H100"]}.items():
+        (told,) = found(key, value, run("sps", 1), run("sps", 2))
+        assert told.startswith(f"Runs differ in {key}: ") and "Their losses may differ for that alone" in told
+        (told,) = found(key, value, *everything(run), run("sps", 1000, 1e-3, True), run("sps", 1000, 2e-3, True))
+        assert told.startswith(f"Trials differ in {key}: ") and "The learning rates that arms took may hang" in told
+    for key, value in {"threads": 8, "cores": 64, "platform": "Linux-5.4", "python": "3.13.1"}.items():
+        (told,) = found(key, value, run("sps", 1), run("sps", 2))
+        assert told.startswith(f"Runs differ in {key}: ") and told.endswith(". Do not compare their seconds.")
+        assert not found(key, value, run("sps", 1), run("sps", 1000, 1e-3, True), run("sps", 1000, 2e-3, True))
 
 
 def test_arms_that_are_equal_bit_for_bit_are_called_so(make_study, run):
