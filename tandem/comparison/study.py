@@ -149,6 +149,12 @@ class Study:
         return {arm: {k: values[k] for k in keys if k in values and k not in same} for arm, values in every.items()}
 
     @functools.cached_property
+    def starts(self) -> dict[str, Path]:
+        """By arm, the run from whose weights it starts; arms whose weights are drawn are left out."""
+        every = self._values_by_arm()
+        return {arm: Path(run) for arm, values in every.items() if (run := values.get("start.run"))}
+
+    @functools.cached_property
     def texts(self) -> list[str]:
         """Names of the training texts, without what only this machine knows of where they lie."""
         texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")

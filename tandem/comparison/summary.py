@@ -4,18 +4,22 @@ Means are over the seeds of an arm, spreads are standard deviations between seed
 trials are kept apart. What a run spent before it reached a loss is read off its held-out curve, by straight lines.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from tandem.comparison.results import Point, Result, require_same_documents, require_same_text
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
+from tandem.training.display import scaled
 
 MOVE_LOSSES = ("tandem", "commit", "torch", "numpy", "device", "precision", "cpu", "gpus")
 """Of a process's environment: what may change losses, be it by rounding alone, and seconds."""
@@ -163,6 +167,7 @@ class Summary:
             if len(tried[key]) > 1:
                 taken = "The learning rates that arms took may hang on that."
                 found.append(f"Trials differ in {key}: {'; '.join(tried[key])}. {taken}")
+        found += _of_starts(self.study)
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
             found.append("Some runs were made by code that no commit holds (a dirty tree).")
         broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
@@ -302,6 +307,33 @@ def chance(p: float) -> str:
     if math.isnan(p):
         return "unknown"
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
+
+
+def _of_starts(study: Study) -> Iterable[str]:
+    """What a reader must know of arms that start from the weights of other runs."""
+    starts = study.starts
+    if starts and (len(starts) < len(study.arms) or len(set(starts.values())) > 1):
+        told = (f"{arm} from {run.name} ({_spent_before(run)})" for arm, run in starts.items())
+        yield (
+            f"Start from a run: {'; '.join(told)}. What was spent there is in no number here, so arms "
+            "were not trained alike."
+        )
+    if starts and len(study.seeds) > 1:
+        yield (
+            f"Seeds of {', '.join(starts)} share the weights that they start from, so they differ less than runs from "
+            "scratch would."
+        )
+
+
+def _spent_before(run: Path) -> str:
+    """What a run had spent in training, as far as its folder, read now, tells."""
+    if not (run / "result.json").is_file():
+        return "no result of it is found, so what it had spent is unknown"
+    result = json.loads((run / "result.json").read_bytes())
+    spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text("utf-8")) if (run / "recipe.yaml").is_file() else {}
+    before = recipe.get("start", {}).get("run")
+    return f"{spent}, after {Path(before).name}: {_spent_before(Path(before))}" if before else spent
 
 
 def _environments(results: Iterable[Result]) -> dict[str, list[str]]:

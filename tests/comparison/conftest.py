@@ -35,6 +35,7 @@ def make_study():
             title="Does a second stream pay?",
             question="At equal tokens, is text better predicted by a network whose predictions are forgotten?",
             arms=ARMS,
+            starts={},
             baseline="decoder",
             seeds=[1, 2, 3],
             budget=Budget(2e6, "tokens"),

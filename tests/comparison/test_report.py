@@ -164,6 +164,34 @@ def test_warnings(make_study, run):
     assert told == "No language model, and yet scored one token at a time: sps, seed 1, after bags of 4 until step 400."
 
 
+def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path):
+    def had(name, start):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({"tokens": 5_000_000, "flops": 2.5e13}))
+        (tmp_path / name / "recipe.yaml").write_text(f"start: {{run: {start or 'null'}}}\n")
+        return tmp_path / name
+
+    def told(**starts):
+        study = make_study(arms={arm: {} for arm in ("decoder", "sps")}, starts=starts)
+        found = Summary.of(study, everything(run, study.arms)).warnings
+        assert all(warning in Page(page(study, everything(run, study.arms))).text for warning in found)
+        return found
+
+    plain = had("plain", None)
+    second, lost = had("second", plain), tmp_path / "lost"
+    spent, shared = told(sps=plain)
+    assert spent.startswith("Start from a run: sps from plain (5 M tokens, 2.5e+13 FLOP). What was spent there is in")
+    assert shared.startswith("Seeds of sps share the weights that they start from, so they differ less")
+    (shared,) = told(decoder=plain, sps=plain)  # trained alike
+    assert shared.startswith("Seeds of decoder, sps share")
+    spent, _ = told(decoder=lost, sps=second)
+    assert "decoder from lost (no result of it is found, so what it had spent is unknown); " in spent
+    assert "sps from second (5 M tokens, 2.5e+13 FLOP, after plain: 5 M tokens, 2.5e+13 FLOP). " in spent
+    assert not told()
+    one = make_study(arms={arm: {} for arm in ("decoder", "sps")}, starts={"decoder": plain, "sps": plain}, seeds=[1])
+    assert not Summary.of(one, everything(run, one.arms, [1])).warnings
+
+
 def test_what_moves_losses_is_told_apart_from_what_moves_the_clock_alone(make_study, run):
     def found(key, value, *results):
         results[-1].environment[:] = [results[-1].environment[0] | {key: value}]

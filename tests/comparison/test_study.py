@@ -1,5 +1,7 @@
 """A study says what its runs are, and every mistake in it, with its line, before anything is trained."""
 
+from pathlib import Path
+
 import pytest
 from tiny import STUDY, read, write
 
@@ -48,6 +50,13 @@ def test_runs_share_what_they_may_spend_together(tmp_path, small_corpus):
     assert str(study.budget) == "10 seconds" == str(study.recipe(study.trials()[0]).budget)
     text = text.replace("2 minutes", "200 seconds")
     assert str(read(tmp_path, small_corpus, "seeds=[1, 2, 3]", text=text).budget) == "33.33 seconds"
+
+
+def test_it_knows_the_runs_that_its_arms_start_from(tmp_path, small_corpus):
+    assert not read(tmp_path, small_corpus).starts
+    started = read(tmp_path, small_corpus, "arms.wide.start.run=runs/plain").starts
+    assert started == {"wide": Path("runs/plain")}
+    assert list(read(tmp_path, small_corpus, "start.run=runs/plain").starts) == ["deep", "wide"]
 
 
 def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
