@@ -142,7 +142,9 @@ class StudyFolder:
         """Raises: UserError where runs were scored on different documents."""
         trials = self.study.trials()
         diverged = {(job.arm, job.rate) for job in trials if job.rate and self.settled(job) and not self.finished(job)}
-        return Summary.of(self.study, self.results(), diverged)
+        errors = {job: self.error(job) for job in self.study.runs(self.chosen())}
+        ended = {(job.arm, job.seed) for job, error in errors.items() if error and error["diverged"]}
+        return Summary.of(self.study, self.results(), diverged, ended)
 
     def write(self) -> Path:
         """Writes what is finished in all forms; returns the path of the report."""

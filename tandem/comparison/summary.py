@@ -45,9 +45,17 @@ class Summary:
     trials: dict[str, list[Result]]
     diverged: Set[tuple[str, float]]
     """(arm, learning rate) of trials that ended because their loss was not finite: they have no result."""
+    ended: Set[tuple[str, int]] = frozenset()
+    """(arm, seed) of runs that ended so."""
 
     @classmethod
-    def of(cls, study: Study, results: Sequence[Result], diverged: Set[tuple[str, float]] = frozenset()) -> "Summary":
+    def of(
+        cls,
+        study: Study,
+        results: Sequence[Result],
+        diverged: Set[tuple[str, float]] = frozenset(),
+        ended: Set[tuple[str, int]] = frozenset(),
+    ) -> "Summary":
         """Raises: UserError where runs were scored on different documents, or the text changed between them."""
         order = {seed: place for place, seed in enumerate(study.seeds)}
         runs = {arm: [r for r in results if r.arm == arm and r.seed in order and not r.trial] for arm in study.arms}
@@ -56,7 +64,7 @@ class Summary:
             found.sort(key=lambda result: order[result.seed])
         require_same_documents([result for found in runs.values() for result in found])
         require_same_text(result for found in (*trials.values(), *runs.values()) for result in found)
-        return cls(study, runs, trials, diverged)
+        return cls(study, runs, trials, diverged, ended)
 
     @property
     def flat(self) -> list[Result]:
@@ -143,6 +151,22 @@ class Summary:
             if rate not in self.trial_losses(arm)
         ] + runs
 
+    @property
+    def _never(self) -> str:
+        """Why some of the missing runs will not come by waiting, and what to do."""
+        why = ""
+        for arm in self.study.arms:
+            losses = self.trial_losses(arm)
+            if losses and len(losses) == len(self.study.rates) and not any(map(math.isfinite, losses.values())):
+                why += (
+                    f" {arm} has no run, as its loss was finite at none of the rates: add lower ones, or drop the arm."
+                )
+            if seeds := [str(seed) for seed in self.study.seeds if (arm, seed) in self.ended]:
+                why += (
+                    f" {arm}, seed {', '.join(seeds)}, broke off with a loss that is not finite: drop the arm or seed."
+                )
+        return f"{why} A study without it takes another --studies folder; copy runs/ there." if why else ""
+
     @cached_property
     def environments(self) -> dict[str, list[str]]:
         """What may change numbers -> every value that it had in some run, and those alone."""
@@ -185,12 +209,12 @@ class Summary:
         """A headline, and what it rests on."""
         judged, level = self.judgement, self.study.level
         if not self.flat or judged.best is None:
-            return "No result yet", "No run of the study is finished."
+            return "No result yet", f"No run of the study is finished.{self._never}"
         if judged.missing:
             done = f"{len(self.flat)} of {len(self.study.seeds) * len(self.study.arms)} runs are finished"
             return (
                 "No verdict yet",
-                f"{done}. A winner is named when all are: looking again and again finds one by luck.",
+                f"{done}. A winner is named when all are: looking again and again finds one by luck.{self._never}",
             )
         if not judged.to_best:
             return "Nothing to compare", "The study has one arm."

@@ -104,6 +104,27 @@ def test_missing_runs_are_named_and_hold_back_the_verdict(make_study, run, page)
     assert "8 of 9 runs" in text and "wins" not in text
 
 
+def test_what_waiting_will_not_bring_is_told_where_the_verdict_is(make_study, run, page):
+    cure = "A study without it takes another --studies folder; copy runs/ there."
+    every, rates = everything(run), [1e-3, 2e-3]
+    tried = [run(arm, 1000, rate, trial=True) for arm in ("decoder", "sps") for rate in rates]
+    study, diverged = make_study(rates=rates), {("memory <2x>", rate) for rate in rates}
+    found = [*[result for result in every if result.arm != "memory <2x>"], *tried]
+    headline, reason = Summary.of(study, found, diverged).verdict
+    assert headline == "No verdict yet" and reason.endswith(
+        f"memory <2x> has no run, as its loss was finite at none of the rates: add lower ones, or drop the arm. {cure}"
+    )
+    assert "at none of the rates: add lower ones" in Page(page(study, found, diverged)).text
+    headline, reason = Summary.of(study, [], {(arm, rate) for arm in study.arms for rate in rates}).verdict
+    assert headline == "No result yet" and reason.count("at none of the rates") == 3 and reason.endswith(cure)
+    headline, reason = Summary.of(make_study(), every[:-1], ended={("memory <2x>", 3)}).verdict
+    assert headline == "No verdict yet" and reason.endswith(
+        f" memory <2x>, seed 3, broke off with a loss that is not finite: drop the arm or seed. {cure}"
+    )
+    assert cure not in Summary.of(make_study(), every[:-1]).verdict[1]  # it may come
+    assert cure not in Summary.of(study, found, {("memory <2x>", 2e-3)}).verdict[1]
+
+
 def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_study, run, page, tmp_path):
     *sound, drawn = everything(run)
     (tmp_path / "recipe.yaml").write_text("seed: 3\n")

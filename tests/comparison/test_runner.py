@@ -202,6 +202,16 @@ def test_an_arm_made_after_the_text_has_changed_is_not_compared(tmp_path, monkey
         runner.compare(study, folder)
 
 
+def test_a_run_whose_loss_was_not_finite_is_known_to_the_report(tmp_path, small_corpus):
+    study = read(tmp_path, small_corpus)
+    folder = StudyFolder(study, tmp_path / "tiny")
+    folder.open()
+    for name, diverged in {"deep-seed1": False, "wide-seed1": True}.items():
+        error = {"message": "no", "diverged": diverged, "time": 0}
+        (folder.processes / f"{name}.error.json").write_text(json.dumps(error))
+    assert folder.summary().ended == {("wide", 1)}
+
+
 def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small_corpus, monkeypatch):
     study = read(tmp_path, small_corpus, text=STUDY.replace("{network.depth: 1}", "{recipe: gestalt/tiny}"))
     monkeypatch.setitem(sys.modules, "pysbd", None)
