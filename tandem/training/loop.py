@@ -3,7 +3,8 @@
 A step is a pure function of the weights and of (seed, step): batches are made from the step's number, targets are
 counted over all micro-batches of all processes before the first backward, and their losses add up to the step's mean.
 Observers are the only code that writes; they are called at multiples of their `every` and after the last step.
-A signal to any process is heard by all before their next step, and they stop after it.
+A signal to any process is heard by all before their next step, and they stop after it; one that comes too late for
+that stops them when the last step is saved.
 """
 
 import time
@@ -63,7 +64,7 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
 
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
-    """Runs from where `run` stands to its end, or raises Stopped when asked to by a signal, after saving."""
+    """Runs from where `run` stands to its end; raises Stopped when asked to by a signal, after saving."""
     forget_peak(run.device.value)
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):
@@ -84,6 +85,9 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
                 save()
             if taken.asked and not last:
                 raise Stopped(step + 1, taken.asked)
+    _, asked = run.ranks.total_counts({}, stop.signal_number)  # before or since the last step began
+    if asked:
+        raise Stopped(run.steps, asked)
 
 
 def _event(run: "Run", taken: Taken, seconds: float) -> Step:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -56,8 +57,11 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
     """The command itself, on a machine with a flaw."""
     if damage == "slow":
         _write_slowly()
-    if damage == "full" and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if damage == "full" and is_last:
         _fill_disk(at)
+    if damage == "warned" and is_last:
+        _warn_late(at)
     if damage == "no plan":
         pretrain.replace_file = lambda path, data: checkpoint.write_durably(Path("/dev/full"), data)
     if damage == "mixed":
@@ -91,6 +95,18 @@ def _fill_disk(at: int) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # the log of this test is a file, too
 
     checkpoint.save = in_little_room
+
+
+def _warn_late(at: int) -> None:
+    """While the checkpoint of step `at` is saved this process alone hears that time is up."""
+    save = checkpoint.save
+
+    def meanwhile(folder: Path, step: int, *rest):
+        if step == at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return save(folder, step, *rest)
+
+    checkpoint.save = meanwhile
 
 
 def stages(specs: list[dict], result: Path) -> None:

@@ -1,5 +1,7 @@
 """The loop against a step written by hand, and what stops it."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from tandem.networks.context_ready import ContextReady
 from tandem.recipe import UserError, load
 from tandem.training import loop, speed
 from tandem.training.device import Choice
-from tandem.training.health import NotFinite
+from tandem.training.health import NotFinite, Stopped
 from tandem.training.loop import Taken, take_step, train
 from tandem.training.run import Run
 from tandem.training.speed import Speed
@@ -159,6 +161,24 @@ def test_seconds_pay_for_one_step_or_are_refused(make_run, monkeypatch):
     assert make_run(budget="0.7 seconds").steps == 1 and make_run(budget="2.8 seconds").steps == 4
     with pytest.raises(UserError, match=r"budget = 0\.69 seconds: one step alone takes 0.7 seconds"):
         make_run(budget="0.69 seconds")
+
+
+@pytest.mark.parametrize("when", ["before the last step", "in its observers", "in its save"])
+def test_a_signal_that_comes_late_stops_all_the_same(make_run, when):
+    run, saved, step = make_run(budget="4 steps"), [], 3 if when == "before the last step" else 4
+    ask = lambda at: os.kill(os.getpid(), signal.SIGTERM) if at == step else None
+
+    def save():
+        saved.append(run.progress.step)
+        if when == "in its save":
+            ask(run.progress.step)
+
+    watcher = SimpleNamespace(every=1, after_step=lambda event: when != "in its save" and ask(event.step))
+    with pytest.raises(Stopped, match="stopped after step 4") as stopped:
+        train(run, [watcher], save, save_every=99)
+    assert stopped.value.signal_number == signal.SIGTERM and saved == [4]
+    train(run, [], save, save_every=99)  # what is left to be done
+    assert saved == [4]
 
 
 def test_observers_are_called_when_due_and_after_the_last_step(make_run):

@@ -108,6 +108,18 @@ def test_asked_to_stop_it_saves_and_goes_on(tmp_path, small_corpus, number):
     assert steps_recorded(folder) == done
 
 
+def test_asked_to_stop_while_it_saves_the_last_step_it_leaves_the_scoring_to_the_next_call(tmp_path, small_corpus):
+    folder = tmp_path / "late"
+    ranks = start(folder, small_corpus, count=2, steps=6, damage="warned", at=6)
+    finish(ranks, 128 + signal.SIGUSR1)
+    assert ranks.said.count("stopped after step 6; the same command goes on") == 1 and "Traceback" not in ranks.said
+    stopped = record(folder)
+    assert steps_recorded(folder) == 6 and all(line["kind"] == "step" for line in stopped)
+    finish(start(folder, small_corpus, count=2, steps=6))
+    assert record(folder)[:-1] == stopped and record(folder)[-1]["kind"] == "likelihood"
+    assert (folder / "result.json").exists()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_full_disk_of_any_process_ends_all_with_one_message(tmp_path, small_corpus, count):
     folder = tmp_path / "full"
