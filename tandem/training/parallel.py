@@ -62,23 +62,29 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What fails in one process by the user's cause or the disk's is raised in all, and told by the first."""
+        """What fails in one process by the user's cause or the disk's is raised in all, and told by the first; others
+        may gather inside the block meanwhile, where it is raised then."""
         error: Exception | None = None
         try:
             yield
         except (UserError, OSError) as raised:
+            if getattr(raised, "raised_in_all_of", None) == self:
+                raise
             error = raised
-        if error := next((e for e in self.gather(error) if e is not None), None):
-            error.is_told_elsewhere = not self.is_first  # type: ignore[attr-defined]
-            raise error
+        self._exchange(None, error)
 
     def gather(self, mine: T) -> list[T]:
-        """What every process has, by rank."""
-        if self.count == 1:
-            return [mine]
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, mine)
-        return found
+        """What every process has, by rank. Raises: what another is telling all, where it has failed (`together`)."""
+        return self._exchange(mine, None)
+
+    def _exchange(self, mine: T, error: Exception | None) -> list[T]:
+        found: list[Any] = [(mine, error)] * self.count
+        if self.count > 1:
+            dist.all_gather_object(found, (mine, error))
+        if failed := next((e for _, e in found if e is not None), None):
+            failed.is_told_elsewhere, failed.raised_in_all_of = not self.is_first, self
+            raise failed
+        return [value for value, _ in found]
 
     def first(self, action: Callable[[], T]) -> T:
         """What `action` gives in the first process, which alone runs it."""

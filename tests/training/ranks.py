@@ -14,7 +14,7 @@ from forked import forked
 
 from tandem import cli
 from tandem.comparison import pretrain
-from tandem.recipe import load
+from tandem.recipe import UserError, load
 from tandem.training import checkpoint, device
 from tandem.training.loop import take_step
 from tandem.training.parallel import joined
@@ -107,6 +107,24 @@ def _warn_late(at: int) -> None:
         return save(folder, step, *rest)
 
     checkpoint.save = meanwhile
+
+
+def fail_alone(result: Path) -> None:
+    """The last of three processes fails before the others gather, in blocks within blocks; writes what all are told."""
+    told = []
+    with joined() as ranks:
+        for gathers in (lambda: ranks.gather("value"), lambda: ranks.first(lambda: "value")):
+            for error in (UserError("the cause"), OSError("the disk")):
+                try:
+                    with ranks.together():
+                        if ranks.rank == 2:
+                            raise error
+                        with ranks.together():
+                            gathers()
+                except (UserError, OSError) as raised:
+                    told.append([type(raised).__name__, str(raised), raised.is_told_elsewhere])
+                told.append(ranks.gather(ranks.rank))  # all are at the same place again
+        result.with_suffix(f".{ranks.rank}").write_text(json.dumps(told))
 
 
 def stages(specs: list[dict], result: Path) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ranks import Ranks, stage, stages
+from ranks import Ranks, fail_alone, stage, stages
 
 from tandem.recipe import UserError
 from tandem.training.device import Training
@@ -119,6 +119,15 @@ def test_rows_that_can_not_be_dealt_out_are_refused():
     require_divisible(16, 4, Group(0, 4))
     with pytest.raises(UserError, match=r"batch.rows = 16: must be a multiple of 12 = 3 processes x .* 4; write.*=24"):
         require_divisible(16, 4, Group(0, 3))
+
+
+def test_what_fails_in_one_process_is_raised_in_those_that_gather_meanwhile(tmp_path):
+    ranks = Ranks(3, tmp_path / "log", fail_alone, tmp_path / "told")
+    assert ranks.wait() == [0, 0, 0], ranks.said
+    for rank in range(3):
+        told = json.loads((tmp_path / f"told.{rank}").read_text())
+        failed = [["UserError", "the cause", rank > 0], [0, 1, 2], ["OSError", "the disk", rank > 0], [0, 1, 2]]
+        assert told == failed * 2
 
 
 def test_processes_that_differ_are_named(monkeypatch):
