@@ -34,7 +34,7 @@ from tandem.recipe import Settings, UserError, register
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes done and bytes in all, as the sources count them; None where one of them can not know. Training a
-tokenizer is a first run through."""
+tokenizer is a first run through those to train on."""
 SIDES = ("train", "validation")
 
 BATCH = 1 << 21
@@ -131,7 +131,8 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     with unmade(folder) as partial:
         if partial:
             _check(parts)
-            tokenizer = tokenizer or Tokenizer.train(_sample(parts, shares, progress), config.vocabulary or 0)
+            trained_on = [part for part in parts if part.held_out < 1]
+            tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
             write(partial, parts, shares, tokenizer, progress)
     return Corpus(*_opened(folder, SIDES, config.sentences))
 

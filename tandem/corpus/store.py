@@ -27,7 +27,7 @@ import pydantic
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import Settings, UserError
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS = ("tokens", "token_bytes", "offsets")
 OPTIONAL = ("source_of", "given")
 CHUNK = 1 << 24

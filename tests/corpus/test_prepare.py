@@ -80,7 +80,7 @@ def test_validation_texts_of_its_own_leave_the_training_texts_whole(config, text
     assert corpus.validation.manifest.sources == [str(tmp_path / "own.txt")]
 
 
-def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, monkeypatch):
+def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, texts, tmp_path, monkeypatch):
     seen = []
     real = prepare_module.Tokenizer.train.__func__
 
@@ -96,6 +96,11 @@ def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, monkey
     prepare(config(tokenizer="bpe", vocabulary=301))
     assert 500 < sum(map(len, seen)) < 1300
     assert {TEXTS.index(text) // 50 for text in seen} == {0, 1, 2, 3}
+    for more in ({}, {"texts": {str(texts): 1}}):
+        seen.clear()
+        (tmp_path / "own.txt").write_text("Held out. " * 10_000)
+        prepare(config(tokenizer="bpe", vocabulary=301, validation=str(tmp_path / "own.txt"), **more))
+        assert 500 < sum(map(len, seen)) < 1300 and set(seen) <= set(TEXTS), len(seen)
 
 
 def test_a_second_call_opens_and_a_changed_text_prepares_anew(config, texts, monkeypatch):
@@ -262,14 +267,14 @@ def test_a_mixture_is_one_store_in_which_each_document_knows_its_source(mixture,
 
 
 def test_what_is_prepared_without_shares_keeps_its_name_and_contents(tmp_path, monkeypatch):
-    """As they were before there were mixtures: prepared corpora must be found again."""
+    """But for the format, as they were before there were mixtures: prepared corpora must be found again."""
     (tmp_path / "a.txt").write_text("One document, and no more than that.")
     (tmp_path / "b.txt").write_text("Another.")
     monkeypatch.setattr(File, "identity", property(lambda file: f"{file.path.name} {file.field}"))
     texts, validation = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
     config = Corpus.Config(texts=texts, validation=validation, tokenizer="bytes", folder=str(tmp_path / "corpora"))
     store = prepare(config).train
-    key = json.dumps([1, [["a.txt text", 0.0], ["b.txt text", 1.0]], store.tokenizer.hash]).encode()
+    key = json.dumps([2, [["a.txt text", 0.0], ["b.txt text", 1.0]], store.tokenizer.hash]).encode()
     assert store.folder.parent.name == f"a-{content_hash(key)[:12]}"
     files = ("tokens.bin", "token_bytes.bin", "offsets.bin", "tokenizer.json")
     digests = [hashlib.blake2b((store.folder / name).read_bytes()).digest() for name in files]

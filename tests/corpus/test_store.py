@@ -61,7 +61,7 @@ def test_another_format_is_refused_at_once(store_of):
     folder = store_of([3, 4]).folder
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(UserError, match="its format is 99, this Tandem reads 1"):
+    with pytest.raises(UserError, match="its format is 99, this Tandem reads 2"):
         Store(folder)
 
 
