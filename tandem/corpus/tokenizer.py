@@ -36,7 +36,8 @@ PIECE = 1 << 18
 """Characters. A longer document is encoded in pieces: the library takes over 100 bytes per token while it works."""
 
 _CUT = re.compile(r"(?<=[^\W_])\n")
-"""Between a letter or digit and a line break every byte-level pre-tokenizer cuts too: pieces change no token."""
+"""Between a letter or digit and a line break, where most byte-level pre-tokenizers cut, too. If one does not, and has a
+token that reaches over this place, documents stay whole: pieces change no token."""
 
 
 class Tokenizer:
@@ -82,7 +83,7 @@ class Tokenizer:
             ids = [np.array(e.ids, np.uint32) for e in encodings]
             sizes = [_bytes_by_offset(t, e.offsets) for t, e in zip(texts, encodings, strict=True)]
         else:
-            pieces = [list(_pieces(text)) for text in texts]
+            pieces = [list(_pieces(text)) if self._ends_lines else [text] for text in texts]
             flat = self._inner.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
             rest = iter([np.array(e.ids, np.uint32) for e in flat])
             ids = [np.concatenate([next(rest) for _ in p]) for p in pieces]
@@ -127,6 +128,14 @@ class Tokenizer:
         for token, i in self._inner.get_vocab(with_added_tokens=False).items():
             table[i] = len(token)  # a byte-level token is written with one character per byte
         return table
+
+    @functools.cached_property
+    def _ends_lines(self) -> bool:
+        """Whether no token of a byte-level tokenizer reaches over the places at which `_pieces` cuts."""
+        if all("Ċ" not in token[1:] for token in self._inner.get_vocab(with_added_tokens=False)):
+            return True
+        found = self._inner.pre_tokenizer.pre_tokenize_str("a\n1\né\n")  # type: ignore[union-attr]
+        return {1, 3, 5} <= {start for _, (start, _) in found}
 
     def to_file(self, path: Path) -> None:
         path.write_text(self._inner.to_str(), encoding="utf-8")

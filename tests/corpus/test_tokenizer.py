@@ -1,6 +1,7 @@
 """Every kind of tokenizer: text comes back, bytes add up, and no text can spell the document end."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,6 +56,28 @@ def test_long_documents_are_encoded_in_pieces_that_change_nothing(text):
         pieces = list(module._pieces(text))
         assert "".join(pieces) == text and len(pieces) > 1
         np.testing.assert_array_equal(TRAINED.encode(text), whole)
+
+
+@pytest.mark.parametrize("splits", ["nowhere", "at spaces", "at line breaks"])
+def test_pieces_change_no_token_that_reaches_over_a_line_break(monkeypatch, splits):
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = tokenizers.Tokenizer(models.BPE(letters | {"aĊ": 256}, [("a", "Ċ")]))
+    split = {"nowhere": "<>", "at spaces": " ", "at line breaks": "\n"}[splits]
+    inner.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore
+        [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer, text = Tokenizer(inner), "aaaa aaaaaaa\n" * 3
+    whole = tokenizer.encode(text)
+    assert len(whole) == (39 if splits == "at line breaks" else 36)
+    monkeypatch.setattr(module, "PIECE", 10)
+    np.testing.assert_array_equal(tokenizer.encode(text), whole)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["bytes", "bpe"])
+def test_long_documents_are_cut_where_no_token_is(tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "PIECE", 10)
+    monkeypatch.setattr(module, "_pieces", pieces := Mock(wraps=module._pieces))
+    assert tokenizer.decode(tokenizer.encode(SAMPLE[0])) == SAMPLE[0] and pieces.called
 
 
 def test_bytes_are_their_own_ids_and_the_document_end_comes_next():
