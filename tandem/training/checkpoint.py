@@ -42,7 +42,7 @@ from tandem.recipe import Settings, UserError, register
 from tandem.training.optimiser import AdamW
 from tandem.training.parallel import ALONE, Ranks
 
-PROGRESS, MANIFEST, INDEX = "progress.json", "manifest.json", ".metadata"
+PROGRESS, MANIFEST = "progress.json", "manifest.json"
 
 
 @register("checkpoint")
@@ -132,15 +132,8 @@ def step_of(path: Path) -> int:
 
 
 def latest(folder: Path, step: int | None = None) -> Path | None:
-    """The newest checkpoint in `folder`, or that of `step`, every byte checked; None where there is none.
-
-    Raises: UserError naming the file that is missing or not what was written, and the cure.
-    """
-    newest = [path for path in standing(folder) if step in (None, step_of(path))][-1:]
-    for path in newest:
-        for name in {INDEX, PROGRESS} | _manifest(path).keys():
-            _read(path, name)
-    return newest[0] if newest else None
+    """The newest checkpoint in `folder`, or that of `step`, unchecked; None where there is none."""
+    return next((path for path in reversed(standing(folder)) if step in (None, step_of(path))), None)
 
 
 def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -119,6 +120,15 @@ def test_the_network_can_be_restored_alone(stages):
     network, _ = build(seed=1)
     restore(folder / "step-00000001", network)
     assert bits(network) == bits(found[1][0])
+
+
+def test_each_piece_is_read_and_checked_once(stages, monkeypatch):
+    folder, _ = stages
+    monkeypatch.setattr(checkpoint, "_read", read := Mock(wraps=checkpoint._read))
+    path = latest(folder)
+    assert path is not None
+    restore(path, *build(seed=1))
+    assert [call.args[1] for call in read.call_args_list].count("__0_0.distcp") == 1
 
 
 def test_no_folder_holds_no_checkpoint(tmp_path):
@@ -245,9 +255,10 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_passed_over(stages, f
     network, optimiser = build(seed=1)
     before = bits(network)
     named = file if file != "manifest.json" or damage != "changed" else "progress.json"  # the last it speaks of
-    for use in (lambda: latest(folder), lambda: restore(path.parent, network, optimiser)):
+    assert latest(folder) == path.parent
+    for given in ([network], [network, optimiser]):
         with pytest.raises(UserError) as error:
-            use()
+            restore(path.parent, *given)
         assert str(path.parent / named) in str(error.value)
         assert f"Delete the folder {path.parent} to go on from step-00000001" in str(error.value)
     if file == "__0_0.distcp":
