@@ -24,3 +24,6 @@ class Settings:
             value = values.get(name, getattr(type(self), name, None))
             inner = [cls for cls in (hint, *get_args(hint)) if isinstance(cls, type) and issubclass(cls, Settings)]
             setattr(self, name, inner[0](**value) if inner and isinstance(value, dict) else value)
+
+    def shared_with(self, other: "type[Settings]") -> dict[str, Any]:
+        return {key: getattr(self, key) for key in other.model_fields}

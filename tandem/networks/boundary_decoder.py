@@ -66,8 +66,8 @@ class BoundaryDecoder(Decoder):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
-        plain = {key: getattr(config, key) for key in Decoder.Config.model_fields}
-        return config.model_copy(update={"sentences": None}), Decoder.Config(**plain), lambda name: name
+        plain = Decoder.Config(**config.shared_with(Decoder.Config))
+        return config.model_copy(update={"sentences": None}), plain, lambda name: name
 
     @classmethod
     def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:

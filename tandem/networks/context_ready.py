@@ -149,7 +149,7 @@ class ContextReady(Network):
     @classmethod
     def _plain(cls, config: Any) -> Any:
         """The settings of the wrapped network."""
-        return cls.Wrapped.Config(**{key: getattr(config, key) for key in cls.Wrapped.Config.model_fields})
+        return cls.Wrapped.Config(**config.shared_with(cls.Wrapped.Config))
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
@@ -162,7 +162,7 @@ class ContextReady(Network):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
         wrapped, plain, own = cls.Wrapped.degenerate(cls._plain(config))
-        theirs = {key: getattr(wrapped, key) for key in cls.Wrapped.Config.model_fields}
+        theirs = wrapped.shared_with(cls.Wrapped.Config)
         one = config.model_copy(update={**theirs, "passes": 1, "passes_min": None, "unroll": "passes"})
         return one, plain, lambda name: own(name[8:]) if name.startswith("wrapped.") else None
 

@@ -125,7 +125,7 @@ class DoubleDecoder(Network):
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         single = config.partition.model_copy(update={"strategy": "single"})
         whole = {"partition": single, "sink": False, "context_loss": 0.0}
-        own = {key: getattr(config, key) for key in BlockConfig.model_fields}
+        own = config.shared_with(BlockConfig)
         plain = Decoder.Config(**own, depth=config.generation_layers, tied=config.tied, final_norm=config.final_norm)
         return config.model_copy(update=whole), plain, _name_in_decoder
 

@@ -101,8 +101,9 @@ class EncoderDecoder(Network):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
         alone = config.model_copy(update={"encoder_layers": 0, "sentinels": 0})
-        shared = {key: getattr(alone, key) for key in ("final_norm", *BlockConfig.model_fields)}
-        return alone, Decoder.Config(depth=config.decoder_layers, **shared), lambda name: name
+        own = alone.shared_with(BlockConfig)
+        plain = Decoder.Config(**own, depth=config.decoder_layers, final_norm=config.final_norm)
+        return alone, plain, lambda name: name
 
     @classmethod
     def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:

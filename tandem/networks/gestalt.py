@@ -175,8 +175,7 @@ class Gestalt(Network):
     def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:
         from tandem.networks.decoder import Decoder
 
-        plain: dict[str, Any] = {key: getattr(config, key) for key in BlockConfig.model_fields}
-        plain |= {"depth": config.depth, "positions": "adjacent"}
+        plain = config.shared_with(BlockConfig) | {"depth": config.depth, "positions": "adjacent"}
         cut = {"blocks": "self", "memory": 0, "seed": False, "hinge": 0.0, "cap": 1 << 20, "positions": "adjacent"}
         own = lambda name: None if name.startswith("thought.") else name
         return config.model_copy(update=cut), Decoder.Config(**plain), own

@@ -47,7 +47,7 @@ class HeadFFN(Decoder):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
-        plain = Decoder.Config(**{key: getattr(config, key) for key in Decoder.Config.model_fields})
+        plain = Decoder.Config(**config.shared_with(Decoder.Config))
         return config.model_copy(update={"head_ffn": False}), plain, lambda name: name
 
     def states(self, x: Tensor, reader: Any) -> Tensor:

@@ -106,9 +106,7 @@ class SPS(Decoder):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         standard = {"persistent": "inputs", "window": 0, "read": "inputs", "predict_in_vocabulary": False}
-        plain = Decoder.Config.model_validate(
-            {key: getattr(config, key) for key in Decoder.Config.model_fields} | {"window": None}
-        )
+        plain = Decoder.Config(**{**config.shared_with(Decoder.Config), "window": None})
         return config.model_copy(update=standard), plain, lambda name: name
 
     @property

@@ -40,6 +40,10 @@ class Settings(BaseModel):
         """Values for the fields left None, from those given. Raises: ValueError where these contradict each other."""
         return {}
 
+    def shared_with(self, other: "type[Settings]") -> dict[str, Any]:
+        """Values of the fields that another class declares, all of which this one has, too."""
+        return {key: getattr(self, key) for key in other.model_fields}
+
     @model_validator(mode="after")
     def _fill_derived(self) -> "Settings":
         for key, value in self.derive().items():

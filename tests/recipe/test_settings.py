@@ -51,6 +51,22 @@ def test_one_section_alone_can_be_configured():
     ]
 
 
+def test_options_give_another_class_those_that_it_shares():
+    class Block(Settings):
+        width: int | None = None
+        bias: bool = False
+
+    class Stack(Block):
+        depth: int = 1
+
+        def derive(self):
+            return {"width": 8 * self.depth}
+
+    assert Stack(depth=3, bias=True).shared_with(Block) == {"width": 24, "bias": True}
+    with pytest.raises(AttributeError, match="depth"):
+        Block().shared_with(Stack)
+
+
 def test_a_name_is_taken_once_and_needs_options():
     with pytest.raises(TypeError, match=r"network sps is .*SPS already"):
 
