@@ -29,7 +29,8 @@ from torch import Tensor
 
 from tandem.analysis.analysis import Analysis, chosen_documents
 from tandem.corpus import IGNORE, Batch, scoring_rows
-from tandem.networks.context_ready import ContextReady, Passes
+from tandem.networks.context_ready import ContextReady
+from tandem.networks.correction import Passes
 from tandem.recipe import Settings, register
 from tandem.training.run import Run
 

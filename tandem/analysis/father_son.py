@@ -101,7 +101,7 @@ class FatherSon(Analysis):
 
         Raises: UserError where names are too few, or texts longer than the network can read.
         """
-        network, tokenizer = run.network.eval(), run.corpus.tokenizer
+        network, tokenizer = run.network, run.corpus.tokenizer
         given = read_names(self.config.names)
         ids = single_tokens(given, tokenizer)
         pairs = drawn_pairs(sorted(ids), self.config.pairs, self.config.seed)

@@ -145,7 +145,6 @@ def learn(
     optimiser = AdamW(AdamW.Config(**adam), network)
     objective, device = NextToken(NextToken.Config()), network.head.device
     for step in range(steps):
-        network.train()
         batch = task.batch(seed, f"step {step}").to(device)
         loss, _ = objective.loss(network, batch, objective.count(network, batch))
         loss.backward()
@@ -163,7 +162,7 @@ def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list
     The answer is the likeliest of all tokens. It is a session that reads, so this is what generation would say.
     """
     batch = task.batch(seed, "evaluation", rows).to(network.head.device)
-    session, right = network.eval().session(rows), {}
+    session, right = network.session(rows), {}
     for i in range(task.length):
         logits = session.step(batch.tokens[:, i]) if i else session.prefill(batch.tokens[:, :1].tolist())
         right[i] = (logits.argmax(-1) == batch.targets[:, i]).double().mean().item()

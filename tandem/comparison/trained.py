@@ -16,7 +16,7 @@ from rich.progress import TaskProgressColumn
 from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
-from tandem.comparison.table import NONE, aligned
+from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import HELD_OUT, given_stores, in_windows, scored, text_stores
 from tandem.corpus import Tokenizer
@@ -26,6 +26,7 @@ from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered
+from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
@@ -109,7 +110,7 @@ def continue_texts(
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
     network, tokenizer = open_model(path, unfinished, step)
-    pieces = stream_text(network.eval(), tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
+    pieces = stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
     (print_records if as_json else print_texts)(prompts, pieces)
 
 
@@ -164,7 +165,7 @@ def _tables(record: dict[str, Any]) -> Iterator[str]:
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             values = [[*row.values()] for row in rows]
             if not any(isinstance(value, list | dict) for row in values for value in row):
-                yield f"{key}\n{aligned([[*rows[0]], *([*map(_cell, row)] for row in values)])}\n"
+                yield f"{key}\n{columns([[*rows[0]], *([*map(_cell, row)] for row in values)], right=True)}\n"
 
 
 def _cell(value: object) -> str:

@@ -120,7 +120,8 @@ class CorruptedRows:
                 if (ordinary := text != store.eos).any():
                     is_cut = self.corruption.cut(ordinary, generator)
                     texts.append(corrupt(text, is_cut, first_sentinel(store.vocabulary), store.eos))
-        return in_one_row(texts, start_of_generation(store.vocabulary))
+        # Of documents that are their ends alone nothing is asked, but all weights are read
+        return in_one_row(texts or [(np.array([store.eos]), np.array([IGNORE]))], start_of_generation(store.vocabulary))
 
     @property
     def parts(self) -> tuple[int, int]:

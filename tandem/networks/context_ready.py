@@ -29,93 +29,23 @@ Shapes: B rows, T tokens, C width, K passes.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from tandem.corpus import Batch
+from tandem.networks.correction import Correction, CorrectionConfig, Passes
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, compute_dtype
 from tandem.networks.sps import SPS
-from tandem.nn.block import mlp_work
 from tandem.nn.cache import rows_of_state
 from tandem.nn.init import initialise
-from tandem.nn.mlp import MLP
 from tandem.nn.spans import Span
-from tandem.recipe import Settings, UserError, register
+from tandem.recipe import UserError, register
 
-Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
-"""A number of passes, or as many as it takes to be streaming."""
 WALKED = 8  # rows from which a CPU streams them side by side faster than in passes (docs/log.md)
-
-
-class CorrectionConfig(Settings):
-    """What a context-ready network takes beside the options of the network it wraps."""
-
-    correction: Literal["add", "token_blind", "concat", "block_head", "tied"] = "add"
-    """c_t from h (of the token before) and e (its own embedding): F(norm(h + e)); F(norm(h)), 0 at the first token;
-    F of norm(h) beside e; what the blocks added to the token before, without F; as add, with the last block's MLP."""
-    correction_init: Literal["standard", "zero"] = "standard"
-    """zero: the last matrix of F is 0, so that the network starts as the one it wraps, for any number of passes."""
-    passes: int = Field(5, ge=1)
-    """K, the most passes over a row in training."""
-    passes_min: int | None = Field(2, ge=1)
-    """K is drawn for every step, uniformly from here to `passes`, both included; null: always `passes`."""
-    unroll: Literal["passes", "bptt"] = "passes"
-    """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
-    score_passes: Passes = "stream"
-    """Passes in scoring: as many as it takes to be streaming, or a number."""
-    prefill: Literal["converge"] | Passes = "converge"
-    """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
-    tolerance: float = Field(1e-5, ge=0)
-    """Change of a correction, in any channel, below which it has converged; at least 2 eps of what blocks read."""
-
-    def derive(self) -> dict[str, Any]:
-        if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
-            raise ValueError(f"passes_min {self.passes_min} is more than passes {self.passes}; or passes_min: null")
-        if self.correction_init == "zero" and not self.has_own_network:
-            raise ValueError(f"correction {self.correction} has no matrix of its own to set to zero")
-        return super().derive()
-
-    @property
-    def has_own_network(self) -> bool:
-        return self.correction in ("add", "token_blind", "concat")
-
-
-class Correction(nn.Module):
-    """c from h, the last block's output one position before, and e, the embedding: both (B, T, C)."""
-
-    def __init__(self, config: Any):
-        super().__init__()
-        c, C = config, config.width
-        self.config, self.kind = config, c.correction  # initialisation asks for the settings
-        self.norm = nn.Identity() if c.correction == "block_head" else nn.LayerNorm(C, eps=c.norm_eps)
-        inputs = 2 * C if c.correction == "concat" else C
-        self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
-
-    def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
-        """`first` (B, T, 1): where a document starts, and so nothing is carried from before."""
-        F, h = self.F or last_mlp, h.masked_fill(first, 0)
-        if self.kind == "block_head":
-            return h
-        if self.kind == "token_blind":
-            return F(self.norm(h)).masked_fill(first, 0)
-        return F(torch.cat((self.norm(h), e), dim=-1) if self.kind == "concat" else self.norm(h + e))
-
-    def zero(self) -> None:
-        """From here on it says 0, and learns: with both matrices 0, no gradient would ever reach the first."""
-        assert self.F is not None
-        nn.init.zeros_(self.F.down.weight)
-        nn.init.zeros_(self.F.down.bias)
-
-    def work(self, config: Any) -> int:
-        """Multiply-adds for one token."""
-        if self.kind == "block_head":
-            return 0
-        return mlp_work(config) if self.F is None else self.F.up.weight.numel() + self.F.down.weight.numel()
 
 
 @register("network", "context_ready")
@@ -317,8 +247,7 @@ class ContextReadySPS(ContextReady):
 
     Wrapped = SPS
 
-    class Config(CorrectionConfig, SPS.Config):
-        pass
+    class Config(CorrectionConfig, SPS.Config): ...
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

@@ -149,7 +149,7 @@ class EncoderDecoder(Network):
                 if self.config.decoder_positions == "offset":
                     places = places + prompted * (d.cross.hi - d.cross.lo)[0]
             reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
-        hidden = self.touched(self.decode(y[None], reader)[0], [] if len(y) else [self]).to(flat.dtype)
+        hidden = self.decode(y[None], reader)[0].to(flat.dtype)
         return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
 
     def divide(self, batch: Batch) -> "Division":
@@ -196,17 +196,17 @@ class EncoderDecoder(Network):
         G, D, _ = c.derived
         generated, latent = cross_work(c) if c.encoder_layers else (linear_work(c), 0)
         reading = c.encoder_layers * linear_work(c) + c.decoder_layers * latent
-        more = int(self.first is not None)  # what generation starts from is no token of the text
+        reads = bool(c.encoder_layers)
+        more = int(reads and self.first is not None)  # what generation starts from is no token of the text
 
         def divided(context: int, tokens: int) -> tuple[int, int]:
-            if not c.encoder_layers:
+            if not reads:
                 context, tokens = 0, context + tokens
             else:
                 context += more
             pairs = c.encoder_layers * context**2 + c.decoder_layers * tokens * (2 * context + tokens + 1) // 2
             return reading * context + c.decoder_layers * generated * tokens, pairs
 
-        reads = bool(c.encoder_layers)
         return Cost(
             parameters=self.parameters_by_role(),
             linear=c.decoder_layers * generated,

@@ -12,6 +12,8 @@ Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the p
     wsd       f + (1 - f) min(1, (T - k) / d)
     cosine    f + (1 - f) (1 + cos(pi (k - w) / (T - w))) / 2      for k >= w
     linear    1 - (1 - f) (k - w) / (T - w)                        for k >= w
+
+Where warm-up and decay overlap, in a run that is too short for both, the lower of the two counts.
 """
 
 import math
@@ -51,7 +53,7 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         risen = step if self.config.warmup_from_zero else step + 1
-        return min(1.0, risen / self.warmup if self.warmup else 1.0) * self.after_warmup(step)
+        return min(risen / self.warmup if self.warmup else 1.0, self.after_warmup(step))
 
     def share_from_zero(self, steps: float) -> float:
         """Length of a warm-up from zero that is a share of the run."""

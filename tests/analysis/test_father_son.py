@@ -170,7 +170,7 @@ def test_networks_of_every_view_are_asked(tokenizer, network):
     config = next(iter(cls.tiny().values()))
     if cls is Gestalt:
         config = config.model_copy(update={"cap": 64, "seed": network == "gestalt"})
-    made = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+    made = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0))
     for parameter in made.parameters():
         parameter.data *= 4
     found = measured(made, tokenizer, pairs=12, rows=5)
@@ -197,7 +197,7 @@ def test_what_a_network_of_sentences_is_asked_is_an_open_sentence(tokenizer):
     from tandem.networks.gestalt import Gestalt
 
     config = Gestalt.tiny()["alternate"].model_copy(update={"cap": 64})
-    network = Gestalt(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+    network = Gestalt(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0))
     for parameter in network.parameters():
         parameter.data *= 4
     asked, ids = question(("Adam", "Alan"), "reversed", 1), single_tokens(list(NAMES[:30]), tokenizer)
@@ -213,7 +213,7 @@ def test_what_any_other_network_is_asked_is_what_generation_would_say(tokenizer,
     ids = single_tokens(list(NAMES[:30]), tokenizer)
     asked = [question(("Adam", "Alan"), query, between) for query in ("normal", "reversed") for between in (None, 0)]
     for config in cls.tiny().values():
-        network = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0)).eval()
+        network = cls(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0))
         for parameter in network.parameters():
             parameter.data *= 2
         found = answers(network, tokenizer, asked, ids, 2)
@@ -234,7 +234,7 @@ def test_texts_and_sentences_that_a_network_can_not_read_are_refused(tokenizer):
         config = Gestalt.tiny()["alternate"].model_copy(update={"cap": cap})
         gestalt = Gestalt(config, tokenizer.vocabulary, 64, torch.Generator().manual_seed(0))
         if cap == longest:
-            assert all(answers(network.eval(), tokenizer, asked, ids, 4).all() for network in (decoder, gestalt))
+            assert all(answers(network, tokenizer, asked, ids, 4).all() for network in (decoder, gestalt))
             continue
         with pytest.raises(UserError, match=rf"analysis.between: a text has {read} tokens .* positions for {context};"):
             answers(decoder, tokenizer, asked, ids, 4)

@@ -140,7 +140,7 @@ def test_one_recurrent_block_learns_a_hop_and_a_watcher_ends_it():
 
 
 def test_one_plain_block_learns_no_hop_and_what_is_analysed_is_a_new_network():
-    trained = one_block(Decoder, 100, 64).eval()
+    trained = one_block(Decoder, 100, 64)
     before = {name: value.clone() for name, value in trained.state_dict().items()}
     run: Any = SimpleNamespace(network=trained, device=SimpleNamespace(value=torch.device("cpu")))
     analysis = PointerChasing(PointerChasing.Config(**HOP, steps=100, lr=5e-3))
@@ -181,7 +181,7 @@ def test_it_is_trained_by_adam_with_clipped_gradients_and_in_training(monkeypatc
             return super().step(multiplier)
 
     monkeypatch.setattr(pointer_chasing, "AdamW", Watched)
-    network = one_block(Decoder, ours.vocabulary, ours.length).eval()
+    network = one_block(Decoder, ours.vocabulary, ours.length)
     network.register_forward_hook(lambda module, *_: modes.append(module.training))
     learn(network, ours, seed=0, steps=2, lr=5e-3, every=1)  # accuracies in between are asked in evaluation
     adam = {"betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}

@@ -18,6 +18,11 @@ def test_wsd_warms_up_holds_and_falls_to_zero():
     assert got == pytest.approx([1e-6, 2e-3, 2e-3, 1e-3, 1e-6], rel=1e-12)
 
 
+def test_in_a_run_too_short_for_both_the_lower_of_warm_up_and_decay_counts():
+    got = rates(WSD, {"warmup": 60, "decay": 60}, 100, 1.0, [39, 45, 50, 60])
+    assert got == pytest.approx([40 / 60, 46 / 60, 50 / 60, 40 / 60], rel=1e-12)
+
+
 def test_wsd_ends_at_its_floor():
     got = rates(WSD, {"warmup": 0, "decay": 10, "floor": 0.1}, 100, 1.0, [89, 90, 95, 99])
     assert got == pytest.approx([1.0, 1.0, 0.55, 0.19], rel=1e-12)
