@@ -24,10 +24,10 @@ from tandem.comparison.table import (
     COST,
     ENDS,
     FREE_ENDS,
-    LIKELIHOOD,
     NONE,
     TIMED,
     corrected_p,
+    likelihoods,
     plain,
     tabulate,
 )
@@ -113,7 +113,7 @@ def _likelihood(summary: Summary) -> str:
         f"Differences to {summary.study.baseline} are paired; p is Holm's over the arms. "
         f"Every interval has a confidence of {confidence} by itself."
     )
-    html = _html_table(tabulate(summary, LIKELIHOOD), summary, mark=True)
+    html = _html_table(likelihoods(summary), summary, mark=True)
     if ALONE in html:
         note += f"{ALONE} One seed: the interval of these two networks, over documents alone; one document: over seeds."
     html += _note(note)

@@ -77,6 +77,8 @@ class Result:
     """Versions and machine of every process that trained it, oldest first; device and precision that it planned."""
     text: tuple[str, ...] | None = None
     """Fingerprints of the tokens that it was trained and judged on; None: its folder does not tell."""
+    in_windows: tuple[float, float] | None = None
+    """Nats per token, without sentence ends and with them, of windows; None: it reads no documents whole."""
 
     @property
     def nats_per_token(self) -> float:
@@ -99,6 +101,7 @@ class Result:
             "run": self.folder.name,
             "nats_per_token": self.nats_per_token,
             "bits_per_byte": self.bits_per_byte,
+            "in_windows": self.in_windows,
             "scored": {
                 "documents": len(self.documents),
                 "nats": float(self.nats.sum()),
@@ -170,6 +173,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         note=told.get("note", ""),
         environment=[{**entry, **_planned(folder)} for entry in json.loads(folder.environment.read_bytes())],
         text=tuple(folder.text[:2]) if folder.text else None,
+        in_windows=tuple(told.get("likelihood", {}).get("in_windows", {}).values()) or None,
     )
 
 

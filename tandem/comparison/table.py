@@ -81,6 +81,11 @@ def corrected_p(summary: Summary, arm: str) -> str:
     return NONE if math.isnan(p) else chance(p).removeprefix("= ")
 
 
+def _in_windows(summary: Summary, arm: str) -> str:
+    found = [run.in_windows[summary.pays_for_ends] for run in summary.runs[arm] if run.in_windows]
+    return fixed(float(np.mean(found))) if found else NONE
+
+
 LIKELIHOOD = [
     Column("nats/token ± sd", _judged),
     Column("interval of the mean", _interval),
@@ -90,6 +95,8 @@ LIKELIHOOD = [
     Column("interval", _difference_interval),
     Column("p (Holm)", corrected_p),
 ]
+IN_WINDOWS = Column("in windows of the context", _in_windows)
+"""Beside the others where an arm reads documents whole."""
 FREE_ENDS = [  # where arms are told different things of sentence ends
     Column("nats/token, ends for nothing", _spread(lambda r: r.nats_per_token, fixed)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
@@ -124,6 +131,12 @@ def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
     ]
 
 
+def likelihoods(summary: Summary) -> list[list[str]]:
+    """The first table of a study."""
+    reads_whole = any(run.in_windows for run in summary.flat)
+    return tabulate(summary, [*LIKELIHOOD, *([IN_WINDOWS] if reads_whole else [])])
+
+
 # Plain text ---------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +146,7 @@ def plain(summary: Summary) -> str:
     parts = [
         f"{summary.study.title}\n{summary.study.question}",
         f"{headline}. {reason}",
-        columns(tabulate(summary, LIKELIHOOD), right=True),
+        columns(likelihoods(summary), right=True),
         *([f"{ENDS}\n{columns(tabulate(summary, FREE_ENDS), right=True)}"] if summary.pays_for_ends else []),
         columns(tabulate(summary, COST), right=True),
         f"test: {summary.test}",

@@ -15,7 +15,7 @@ from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart
 from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
 from tandem.comparison.summary import Summary, fixed, mean_curve, spent_until
-from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, TIMED, plain, tabulate
+from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
 
@@ -143,12 +143,15 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     read = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert [point.step for point in read.curve] == [10, 20, 40, 80]
     assert read.curve == drawn.curve[:4]  # sentence ends paid for
-    assert read.text is None
+    assert read.text is None and read.in_windows is None
+    told["likelihood"] = {"in_windows": {"nats_per_token": 3.5, "nats_per_token_with_boundaries": 3.75}}
+    (tmp_path / "result.json").write_text(json.dumps(told))
     device = {"device": "cuda:0 (NVIDIA H100), 2 threads", "precision": "weights float32, compute bfloat16 (it has)"}
     plan = {"steps": 400, "page": device, "corpus": ["train", "held out", "sentences"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     told = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert told.text == ("train", "held out")  # arms may cut sentences as they like
+    assert told.in_windows == (3.5, 3.75)
     planned = {"device": "cuda", "precision": "weights float32, compute bfloat16"}
     assert told.environment == [entry | planned for entry in read.environment]
     text = Page(page(make_study(), [*sound, read])).text
@@ -378,6 +381,18 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
     assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
     assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
+
+
+def test_an_arm_that_reads_documents_whole_has_what_windows_would_give_beside(make_study, run, page):
+    results, title = everything(run), "in windows of the context"
+    assert title not in plain(Summary.of(make_study(), results))
+    told = [dataclasses.replace(r, in_windows=(3.0 + r.seed, 4.0 + r.seed)) if r.arm == "sps" else r for r in results]
+    for ends, shown in ((0.0, "5.0000"), (0.01, "6.0000")):  # the mean of three seeds, ends for nothing or paid for
+        paid = [dataclasses.replace(r, end_nats=ends * r.nats) if r.arm == "sps" else r for r in told]
+        heads, *rows = likelihoods(Summary.of(make_study(), paid))
+        assert heads[-1] == title and {row[0]: row[-1] for row in rows}["sps"] == shown
+        assert {row[-1] for row in rows if row[0] != "sps"} == {NONE}
+        assert title in plain(Summary.of(make_study(), paid)) and title in Page(page(make_study(), paid)).text
 
 
 def test_cells_of_the_tables_are_their_definitions(make_study, run):
