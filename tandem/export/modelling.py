@@ -32,6 +32,7 @@ class TandemConfig(PretrainedConfig):
 
     model_type = "tandem"
     has_no_defaults_at_init = True
+    attribute_map = {"vocab_size": "vocabulary"}  # beam search asks by this name
 
 
 class SessionCache:

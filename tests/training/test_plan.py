@@ -51,7 +51,7 @@ def test_a_rate_that_stays_below_its_peak_is_told():
     def told(shape, steps, **config):
         return _peak(SimpleNamespace(steps=steps, schedule=shape(shape.Config(**config), steps)))
 
-    assert told(WSD, 100, warmup=1000, decay=10).startswith("; the rate reaches 0.091 of its peak")
+    assert told(WSD, 100, warmup=1000, decay=10).startswith("; the rate reaches 0.1 of its peak")
     assert told(WSD, 100, decay=400).startswith("; the rate reaches 0.25 of its peak")
     assert told(WSD, 100) == told(WSD, 2) == told(Cosine, 30, warmup=0.05, warmup_from_zero=True) == ""
 
