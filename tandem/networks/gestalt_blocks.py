@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tandem.nn.block import Block, BlockConfig
 from tandem.nn.dropout import dropped
@@ -157,9 +158,10 @@ class ThoughtHead(nn.Module):
 
     def forward(self, v: Tensor, drop: float = 0.0) -> tuple[Tensor, Tensor]:
         """v (R, C) to thoughts (R, C) and |r| (R,), float32 at least, autocast or not."""
+        exact = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
-            v = v.to(torch.promote_types(v.dtype, torch.float32))
-            r = self.project(dropped(self.norm(v), drop))
+            u = dropped(self.norm(v), drop).to(exact)
+            r = F.linear(u, self.project.weight.to(exact), self.project.bias.to(exact))
         length = torch.linalg.vector_norm(r, dim=-1)
         return r / length.clamp_min(1e-12)[:, None], length
 

@@ -269,6 +269,7 @@ def test_thoughts_are_float32_under_autocast():
     for actual, exact in zip(thoughts, expected, strict=True):
         assert actual.dtype == torch.float32
         torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=1e-6)
+    assert head.bfloat16()(v.bfloat16())[0].dtype == torch.float32
 
 
 def test_ranks_have_the_length_of_a_thought():
