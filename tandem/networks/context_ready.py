@@ -84,7 +84,7 @@ class ContextReady(Network):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         # As many passes as the longest text has tokens: then training is streaming, and so are scores, by no session.
-        exact: dict[str, Any] = {"passes": 28, "score_passes": 34, "passes_min": None, "depth": 1}
+        exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12}
         return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("bptt", bptt))}
@@ -251,7 +251,7 @@ class ContextReadySPS(ContextReady):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        exact: dict[str, Any] = {"passes": 28, "score_passes": 34, "passes_min": None, "depth": 1}
+        exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
         return {name: cls.Config(**shared, **own) for name, own in (("passes", exact), ("bptt", bptt))}

@@ -49,7 +49,7 @@ def test_an_answer_is_what_a_session_of_its_own_says_at_any_batch_size(case):
     asked = asked_of(network)
     expected = [by_a_session_of_its_own(network, one) for one in asked]
     assert [answer.is_greedy for answer in expected[-3:]] == [True, False, False]
-    for rows in (1, 2, 7):
+    for rows in (2, 7):
         found = answers(network, asked, rows=rows)
         assert [answer.is_greedy for answer in found] == [answer.is_greedy for answer in expected]
         for one, other in zip(found, expected, strict=True):  # sums of float32 log-probabilities

@@ -245,7 +245,8 @@ def test_a_windowed_cache_reads_what_a_windowed_mask_does(window):
 
 def test_a_trained_row_goes_through_time_as_through_all_passes():
     """Gradients of the recurrence are those of T + 1 passes, documents and all."""
-    batch, T = pack(texts()), 32
+    batch = pack(texts())
+    T = batch.tokens.shape[1]
     walked, passed = build(unroll="bptt", window=6), build(passes=T + 1, window=6)
     losses = []
     for network in (walked, passed):

@@ -372,12 +372,8 @@ def test_stacks_on_two_devices_one_of_them_cuda():
 # ---- options --------------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "qk_norm": {"qk_norm": True},
     "per_matrix": {"init": "per_matrix"},
     "per_matrix_scaled": {"init": "per_matrix_scaled"},
-    "context_loss": {"context_loss": 0.3},
-    "early_context": {"partition": PartitionConfig(min_context=2)},
-    "row_splits": {"partition": PartitionConfig(scope="row", shared=True)},
     "another_split": {"context_layers": 1, "generation_layers": 3},
 }
 SLOW_CONTEXT = {"context_stack": 0.3}
@@ -414,7 +410,7 @@ def test_a_context_loss_asks_for_one_token_whatever_a_bag_asks():
     network, batch = build(context_loss=0.25), pack(texts())
     slots = torch.stack((batch.targets, batch.targets.roll(-1, 1), batch.targets.roll(-2, 1)), dim=2)
     bag = replace(batch, targets=slots)
-    assert network.count(bag) == network.count(batch) == {"context_nll": 57}
+    assert network.count(bag) == network.count(batch) == {"context_nll": 41}
     expected, found = (network(network.embed(b.tokens), b)[1]["context_nll"] for b in (batch, bag))
     close(found, expected, EXACT, "sum of the context's own loss")
 
@@ -431,11 +427,11 @@ def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():
     network, plain, batch = build(context_loss=0.25), build(), pack(texts())
     objective = NextToken(None)
     counts = objective.count(network, batch)
-    assert counts == {"nll": 57, "context_nll": 57} and (batch.targets >= 0).sum() == 57
+    assert counts == {"nll": 41, "context_nll": 41} and (batch.targets >= 0).sum() == 41
     loss, sums = objective.loss(network, batch, counts)
     latents = plain.latents(plain.embed(batch.tokens), batch.starts)
     nll = plain.nll(latents, batch.targets)[0]
-    expected = objective.loss(plain, batch, objective.count(plain, batch))[0] + 0.25 * nll / 57
+    expected = objective.loss(plain, batch, objective.count(plain, batch))[0] + 0.25 * nll / 41
     close(loss, expected, EXACT, "loss")
     close(sums["context_nll"], nll.detach(), EXACT, "sum of the context's own loss")
     loss.backward()

@@ -1,13 +1,14 @@
 """Muon against its published rule, against PyTorch's own, and against itself on two processes."""
 
 import math
-import os
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import Ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
@@ -16,6 +17,7 @@ from tandem.recipe import load
 from tandem.training import checkpoint
 from tandem.training.loop import take_step
 from tandem.training.muon import HIDDEN, Muon, orthogonalised
+from tandem.training.parallel import joined
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
@@ -154,28 +156,21 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path, small_corpus):
         assert all(torch.equal(value, mine["state"][index][key]) for key, value in state.items())
 
 
-def sharded(rank, file, expected):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (2,))
-    network = decoder()
-    for block in network.stack:
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    optimiser = Muon(Muon.Config(lr=RATE), network)
-    for step in range(3):
-        for parameter, gradient in fill_gradients(network, step):
-            assert isinstance(parameter, DTensor)
-            parameter.grad = distribute_tensor(gradient, mesh, parameter.placements)
-        optimiser.step(1.0)
-    for (name, parameter), want in zip(network.named_parameters(), expected, strict=True):
-        assert (parameter.full_tensor() - want).abs().max() < 1e-6, name
-    dist.destroy_process_group()
+def sharded(expected):
+    with joined():
+        mesh = init_device_mesh("cpu", (2,))
+        network = decoder()
+        for block in network.stack:
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        optimiser = Muon(Muon.Config(lr=RATE), network)
+        for step in range(3):
+            for parameter, gradient in fill_gradients(network, step):
+                assert isinstance(parameter, DTensor)
+                parameter.grad = distribute_tensor(gradient, mesh, parameter.placements)
+            optimiser.step(1.0)
+        for (name, parameter), want in zip(network.named_parameters(), expected, strict=True):
+            assert (parameter.full_tensor() - want).abs().max() < 1e-6, name
 
 
 @pytest.mark.slow
@@ -183,4 +178,5 @@ def test_two_processes_with_shards_move_as_one_does(tmp_path):
     network = decoder()
     take(Muon(Muon.Config(lr=RATE), network), network, 3)
     expected = [p.detach() for p in network.parameters()]
-    mp.spawn(sharded, (str(tmp_path / "store"), expected), nprocs=2)
+    ranks = Ranks(2, tmp_path / "log", sharded, expected)
+    assert ranks.wait() == [0, 0], ranks.said

@@ -7,14 +7,14 @@ FORMULA = CONTEXT_READY + "::test_a_correction_is_its_formula"
 # fmt: off
 BUGS = {
     "networks/context_ready.py": [
+        ("the carried vector costs nothing", "cache",
+         "inner.cache(n) + c.width", "inner.cache(n)"),
         ("the first position streams uncorrected", "decoding",
          "e + self.network.correct(h, e, first)", "e + self.network.correct(h, e, first).masked_fill(first, 0)"),
         ("a fork forgets what is carried", "fork",
          "self.inner.fork(rows), carry, self.passes", "self.inner.fork(rows), None, self.passes"),
         ("training pays for a correction too many", "flops",
          "(K - 1 if c.unroll", "(K if c.unroll"),
-        ("the carried vector costs nothing", "cache",
-         "inner.cache(n) + c.width", "inner.cache(n)"),
         ("the first pass is corrected already", CONTEXT_READY,
          "passes - 1):", "passes):"),
         ("what is carried comes after the final norm", CONTEXT_READY,
