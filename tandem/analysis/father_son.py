@@ -81,7 +81,7 @@ class FatherSon(Analysis):
 
     class Config(Settings):
         names: str | None = None
-        """Text file with a name on each line; null: a hundred common ones."""
+        """Text file with a name on each line; null: 97 common ones."""
         pairs: int = Field(1000, ge=4)
         """Ordered pairs of names, half of them the other half in the other order; fewer where the names are few."""
         between: list[int] = [0, 1, 4]

@@ -14,7 +14,7 @@ Counted are all parameters in the blocks and the embedding of the slot; head and
 its own prediction does not use (the predictions of Reverse SPS) has no present loss, and so no ratio.
 
 Cost: a forward and `targets` backward passes for every row of documents.
-Source: State-Prediction Separation (arXiv 2607.01218), figure 5a.
+Source: State-Prediction Separation (arXiv 2607.01218), eq. 6 and figure 5a.
 Shapes: B documents, S streams, T tokens, J targets, K horizon.
 """
 

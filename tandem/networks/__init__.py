@@ -1,4 +1,4 @@
-"""One file per architecture, its session included; importing this registers every network of this folder."""
+"""A file or several per architecture, its session included; importing this registers every network of this folder."""
 
 import importlib
 import pkgutil

@@ -6,8 +6,8 @@ The baseline of all five methods, and the backbone they share. By settings it is
     tokens [s, i+1)                 s: where the document of position i starts
     tokens [max(s, i-w+1), i+1)     with a window of w
 
-Cost for one token of text: 2 (blocks + head) multiply-adds forward, 4 C FLOPs a layer for each token it reads;
-2 G D numbers of cache a layer.
+Cost for one token of text: as many multiply-adds forward as blocks and head have weights, 4 H D FLOPs a layer for each
+token it reads; 2 G D numbers of cache a layer.
 
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabulary.
 """
