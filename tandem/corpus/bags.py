@@ -1,4 +1,4 @@
-"""Bags: neighbouring tokens that are read as one position, and that one position is asked for.
+"""Bags: each position reads a bag of neighbouring tokens, and predicts the next bag.
 
     s = 4     x = 0 1 2 ... 12     a chunk of L + 1 tokens, l = 3 positions, L = 12
 
@@ -7,13 +7,13 @@
     1          4 5 6 7       8 9 10 11             1                   1       2 3 4 5
     2          8 9 10 11     12 . . .              ...                 11      12 . . .
 
-Bag k is asked for bag k + 1; the last bag of a row keeps its one target (arXiv 2605.06546). Documents are either
-ignored, so that bags are cut every s tokens of the stream and a row is one segment, or folded, each by itself:
+Bag k predicts bag k + 1; the last bag of a row keeps its one target (arXiv 2605.06546). Documents are either ignored
+(bags are cut every s tokens of the stream, and a row is one segment), or each document is folded by itself:
 
     A0 ... A10 | B0 ... B3 | C0 ... C4      A[0-3] -> 4 5 6 7, A[4-7] -> 8 9 10 ., C[0-3] -> 4 . . .
 
-A document of n > s tokens gives n // s bags, which are packed into rows; what is left over is asked for and never
-read, and a shorter document, which has nothing to ask for, is passed over.
+A document of n > s tokens gives n // s bags, which are packed into rows. Its leftover tokens are predicted but never
+read. A shorter document has no targets and is skipped.
 
 Letters: B rows, l positions of a row, s tokens of a bag, S targets of a position, L tokens of a row.
 """
@@ -27,13 +27,13 @@ from tandem.recipe import UserError
 
 
 class BagRows:
-    """The stream from token `begin` on, cut into rows of `context` positions, documents ignored or not.
+    """The stream from token `begin` on, cut into rows of `context` positions, with or without document boundaries.
 
     Args:
-        bag: s, tokens of a position: 1, or the bag.
-        slots: S, targets of a position.
-        tail: whether the last position of a row keeps the one target that the chunk has for it.
-        documents: whether spans and targets end with the document; for s = 1 only, see FoldedRows.
+        bag: s, tokens per position: 1, or the size of a bag.
+        slots: S, targets per position.
+        tail: whether the last position of a row keeps its one target within the chunk.
+        documents: whether spans and targets end with the document; for s = 1 only, otherwise see FoldedRows.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class BagRows:
         rows, s, L = equal_part(self.rows, parts), self.bag, self.context * self.bag
         begin = self.begin + (step * self.rows + part * rows) * L
         stream, begins = self.order.read(begin, rows * L + 1)
-        first = np.arange(rows)[:, None, None] * L  # of a row
-        read = np.arange(self.context)[:, None] * s  # of a position
+        first = np.arange(rows)[:, None, None] * L  # where each row begins
+        read = np.arange(self.context)[:, None] * s  # where each position begins
         asked = read + s + np.arange(self.slots)
         is_asked = np.broadcast_to(asked < L + self.tail, (rows, *asked.shape))
         asked = first + np.minimum(asked, L)
@@ -65,10 +65,10 @@ class BagRows:
 
 
 class FoldedRows:
-    """Rows of `context` bags, each of one document, from the first document on that begins at token `begin` or later.
+    """Rows of `context` bags, each bag from one document, from the first that begins at token `begin` or later.
 
-    Raises: UserError where no document has a bag and a token to ask for, and for a mixture of sources, in whose order
-        a bag can not be found by its number.
+    Raises: UserError if no document has a bag and a target, and for a mixture of sources, because a bag can not be
+        found by its number in their order.
     """
 
     def __init__(self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int):
@@ -79,9 +79,9 @@ class FoldedRows:
             raise UserError("objective.boundary: fold takes a corpus without shares; take boundary: ignore")
         lengths = order.store.lengths
         self.bags = np.where(lengths > bag, lengths // bag, 0)
-        """Of each document of the store."""
+        """Bags of each document of the store."""
         self.total = int(self.bags.sum())
-        """Of an epoch."""
+        """Bags of an epoch."""
         if not self.total:
             raise UserError(
                 f"objective.bag: no document has more than {bag} tokens, so none gives a bag and a target; "
@@ -113,7 +113,7 @@ class FoldedRows:
         return int(begins[0] + index[0] * self.bag)
 
     def _locate(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For `count` bags from `start`: document in the store, index in it, where in the stream it begins."""
+        """For `count` bags from number `start`: document, index of the bag in it, where in the stream it begins."""
         documents, index, begins = [], [], []
         while count > 0:
             number, first = divmod(start, self.total)
@@ -128,7 +128,7 @@ class FoldedRows:
         return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
 
     def _ends(self, number: int) -> np.ndarray:
-        """(D,) where in an epoch the bags of each of its documents end."""
+        """(D,) the number of bags up to the end of each document of an epoch."""
         if self._cached is None or self._cached[0] != number:
             self._cached = number, np.cumsum(self.bags[self.order.epoch(number).documents])
         return self._cached[1]

@@ -1,12 +1,12 @@
-"""Packed rows in which tokens of their own mark where sentences begin and end.
+"""Packed rows in which special tokens mark where sentences begin and end.
 
     packed row      a0 a1 a2 | a3 $ | b0 b1          sentences of the documents a and b
     inputs      [ ] a0 a1 a2 ] [ a3 $ [ b0 b1        [ is [BOS], id V + 1;  ] is [EOS], id V
     targets        a0 a1 a2 ] [ a3 $ . b0 b1 ...     every token is asked where the packed row asks it, and the
                                                      boundaries; the first of a document, too, behind its [BOS]
 
-A row holds the tokens of the packed row, and the boundaries between the first and the one after its last: each once.
-Behind a document end no sentence end is asked: it is certain, and nobody reads it.
+A row holds the tokens of the packed row, and once each the boundaries between its first token and the one after its
+last. After a document end, no sentence end is a target: it is certain, and nothing reads it.
 Letters: B rows, T positions of a row, V vocabulary.
 """
 
@@ -23,30 +23,30 @@ from tandem.corpus.store import Store
 from tandem.corpus.views import IGNORE, Batch, PackedRows, ScoringBatch, equal_part, placed_windows, windows
 
 ROUNDED = 32
-"""Positions of a row come in multiples of this: few shapes, for each is compiled by itself."""
+"""Row lengths are multiples of this, to keep shapes few: each shape is compiled separately."""
 END, BEGIN = -1, -2
-"""What stands for boundaries where others have the index of their token."""
+"""Stand-ins for the index of a token, at boundaries."""
 
 
 @dataclass(frozen=True)
 class BoundaryBatch(Batch):
-    """A batch whose `sentences`, (B, T) int64 on the host, say at which position the sentence of each starts."""
+    """A batch with `sentences`, (B, T) int64 on the host: where in the row the sentence of each position starts."""
 
     sentences: Tensor | None = None
 
 
 class Piece(NamedTuple):
-    """A run of one document with its boundaries, (T,) each."""
+    """Consecutive tokens of one document with their boundaries, (T,) each."""
 
     tokens: np.ndarray
     targets: np.ndarray
     index: np.ndarray
-    """Of each target in its document; END or BEGIN of a boundary; IGNORE where nothing is asked."""
+    """Index of each target in its document; END or BEGIN for a boundary; IGNORE where there is no target."""
     sentences: np.ndarray
 
 
 def piece(store: Store, document: int, first: int, last: int) -> Piece:
-    """The tokens first .. last - 1 of a document as inputs, the one after each asked."""
+    """The tokens first .. last - 1 of a document as inputs, each with the next one as its target."""
     starts = sentences_of(store).document(document)
     starts = starts[(starts > first) & (starts <= last)]
     index = np.arange(first, min(last + 1, int(store.lengths[document])))
@@ -56,7 +56,7 @@ def piece(store: Store, document: int, first: int, last: int) -> Piece:
     index = np.insert(index, between, np.tile([END, BEGIN], len(starts)))
     if first == 0:
         tokens, index = np.insert(tokens, 0, end + 1), np.insert(index, 0, BEGIN)
-    if last == store.lengths[document]:  # it is read to its end, behind which nothing is asked
+    if last == store.lengths[document]:  # it is read to its end, after which there is no target
         tokens, index = np.append(tokens, IGNORE), np.append(index, IGNORE)
     sentences = np.maximum.accumulate(np.where(tokens == end + 1, np.arange(len(tokens)), 0))
     return Piece(tokens[:-1], tokens[1:], index[1:], sentences[:-1])
@@ -70,7 +70,7 @@ class BoundaryRows(PackedRows):
         self.store, self.row_tokens = store, context
         boundaries = 2 * sentences_of(store).manifest.sentences - len(store)
         self.context = round(context * (1 + boundaries / len(store.tokens)))
-        """T on the mean: what a row costs. A row reads `row_tokens`."""
+        """Mean of T, which is what a row costs. A row reads `row_tokens` tokens of text."""
 
     @property
     def words(self) -> str:
@@ -80,13 +80,13 @@ class BoundaryRows(PackedRows):
         return self.begin + step * self.rows * self.row_tokens
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> BoundaryBatch:
-        """The rows of a step, or one of `parts` equal runs of them; each part is as wide as its longest row."""
+        """The rows of a step, or one of `parts` equal parts of them; each part is as wide as its longest row."""
         count = equal_part(self.rows, parts)
         begin = self.read(step) + part * count * self.row_tokens
         return _laid_out([self._pieces(begin + row * self.row_tokens) for row in range(count)], self.store.eos)
 
     def _pieces(self, begin: int) -> list[Piece]:
-        """Of the packed row that starts at this token of the stream."""
+        """The pieces of the packed row that starts at token `begin` of the stream."""
         end = begin + self.row_tokens
         return [
             piece(self.store, int(document), max(0, begin - at), min(end - at, int(self.store.lengths[document])))
@@ -97,8 +97,8 @@ class BoundaryRows(PackedRows):
 def scoring_boundary_rows(
     store: Store, context: int, rows: int, documents: Iterable[int] | None = None
 ) -> Iterator[ScoringBatch]:
-    """The windows of `scoring_rows` with their boundaries: every token is asked once, and every sentence end but the
-    last of a document."""
+    """The windows of `scoring_rows` with their boundaries: every token is scored once, and so is every sentence end but
+    the last of a document."""
     for placed in placed_windows(windows(store, context, documents), context, rows):
         height = 1 + max(row for row, *_ in placed)
         pieces: list[list[Piece]] = [[] for _ in range(height)]
@@ -115,14 +115,14 @@ def scoring_boundary_rows(
 
 
 def _fresh(index: np.ndarray, asked: int) -> np.ndarray:
-    """Which targets lie behind the token `asked`: those up to it were asked in the window before, a boundary with the
+    """Which targets come after the token `asked`. The previous window scored those up to it; a boundary counts with the
     token that follows it."""
     following = np.minimum.accumulate(np.where(index < 0, np.iinfo(np.int64).max, index)[::-1])[::-1]
     return following > asked if asked else np.ones(len(index), bool)
 
 
 def _laid_out(rows: list[list[Piece]], eos: int) -> BoundaryBatch:
-    """Rows of pieces side by side; the rest of a row holds document ends, each for itself, that are asked nothing."""
+    """Rows of pieces side by side, padded with document ends that have no target and see only themselves."""
     width = -(-max(sum(len(p.tokens) for p in row) for row in rows) // ROUNDED) * ROUNDED
     begins = [np.cumsum([0, *(len(p.tokens) for p in row)]) for row in rows]
     starts = [

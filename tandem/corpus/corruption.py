@@ -1,18 +1,18 @@
-"""Span corruption: pieces of a document are cut out, and what was cut out is asked for.
+"""Span corruption: pieces of a document are cut out, and the network generates them.
 
     document   a0 a1 a2 a3 a4 a5 a6 $      cut a1 a2 and a5
     context    a0 <0> a3 a4 <1> a6 $       one sentinel <i> for each piece, in order
     generated  <start> <0> a1 a2 <1> a5    and asked: <0> a1 a2 <1> a5 $
 
-Context and generated tokens together give the document back. In a batch they stand behind each other as two blocks of
-one document (corpus/prefixes.py), and all documents of a step make one row of as many tokens as they have: nothing is
-padded. A document that is its end alone has nothing to cut, and is left out.
+Context and generated tokens together restore the document. In a batch, they follow each other as two blocks of one
+document (corpus/prefixes.py). All documents of a step form one row of exactly as many tokens as they have, without
+padding. A document that is its end alone has nothing to cut, and is left out.
 
-Ids beyond the tokenizer's V are the same for every network: V and V + 1 are the boundaries of sentences, of which
-generation starts with the second; sentinels follow. No text contains them, so no score counts them.
+Ids beyond the tokenizer's V are the same for every network: V and V + 1 are the boundaries of sentences (V + 1 also
+starts generation), and the sentinels follow. No text contains them, so no score counts them.
 
-Source: T5 (Raffel et al. 2020), whose rule `exact` is but for the ends; `poisson` is that of Block-Based Double
-Decoders, authors' code.
+Source: `exact` is the rule of T5 (Raffel et al. 2020) except at the ends; `poisson` is the rule of the authors' code
+for Block-Based Double Decoders.
 Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T tokens of a row.
 """
 
@@ -27,11 +27,11 @@ from tandem.corpus.views import IGNORE, Batch, PackedRows, equal_part
 
 Sampler = Literal["exact", "poisson"]
 CORRUPTED = 3
-"""Key of the pieces that are cut out, beside those of break points."""
+"""Random key of the pieces that are cut out; those of break points are in prefixes.py."""
 
 
 def start_of_generation(vocabulary: int) -> int:
-    """The id with which generation starts where no text has gone before."""
+    """The id with which generation starts where it does not start with a token of the text."""
     return vocabulary + 1
 
 
@@ -55,16 +55,16 @@ class Corruption:
         return m, min(n, self.sentinels, max(1, round(m / self.mean)))
 
     def cut(self, ordinary: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Which of T tokens are cut out, (T,) bool; only `ordinary` ones (T,) may be, of which there is one or more."""
+        """Which of T tokens are cut out, (T,) bool: only `ordinary` ones (T,), of which there must be at least one."""
         m, k = self.amounts(int(ordinary.sum()))
         return (_exact if self.sampler == "exact" else _poisson)(ordinary, m, k, self.mean, generator)
 
 
 def _exact(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
-    """m tokens in k pieces with something left between them.
+    """Cuts m tokens in k pieces that do not touch.
 
-    T5 splits the rest into k gaps, one before each piece, so that a text always ends in a piece, and a short one has no
-    other. Here there are k + 1, of which the first and the last may be empty.
+    T5 splits the rest into k gaps, one before each piece, so a text always ends in a piece, and a short text has only
+    that one. Here there are k + 1 gaps, and the first and the last may be empty.
     """
     left = int(ordinary.sum()) - m
     k = min(k, m, left + 1)
@@ -76,13 +76,13 @@ def _exact(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.rand
 
 
 def _parts(total: int, parts: int, generator: np.random.Generator) -> np.ndarray:
-    """`total` at random as a sum of positive integers."""
+    """`total` as a random sum of `parts` positive integers."""
     ends = 1 + np.sort(generator.choice(total - 1, size=parts - 1, replace=False)) if parts > 1 else []
     return np.diff(np.r_[0, ends, total]).astype(np.int64)
 
 
 def _poisson(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
-    """Pieces of Poisson lengths from k places, of m tokens in all; where two overlap, tokens count twice."""
+    """Cuts pieces of Poisson lengths from k places, at most m tokens in all; tokens where two overlap count twice."""
     found, spent = np.zeros(len(ordinary), bool), 0
     for start in np.sort(generator.choice(np.flatnonzero(ordinary), size=k, replace=False)):
         for place in range(start, start + max(1, generator.poisson(mean))):
@@ -93,7 +93,7 @@ def _poisson(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.ra
 
 
 def corrupt(text: np.ndarray, is_cut: np.ndarray, sentinel: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """(context, asked) of one text: every run that is cut becomes one sentinel, from id `sentinel` on."""
+    """(context, asked) of one text: every cut run becomes one sentinel, with ids from `sentinel` on."""
     opens = is_cut & ~np.r_[False, is_cut[:-1]]
     names = sentinel + np.cumsum(opens) - 1
     context = np.where(opens, names, text)[~is_cut | opens]
@@ -102,7 +102,7 @@ def corrupt(text: np.ndarray, is_cut: np.ndarray, sentinel: int, end: int) -> tu
 
 
 class CorruptedRows:
-    """The documents of packed rows, each corrupted by itself; a batch is one row of all that is left of them."""
+    """The documents of packed rows, each corrupted separately; a batch is one row of all of them."""
 
     def __init__(self, rows: PackedRows, corruption: Corruption):
         self.packed, self.rows, self.context, self.corruption = rows, rows.rows, rows.context, corruption
@@ -120,18 +120,18 @@ class CorruptedRows:
                 if (ordinary := text != store.eos).any():
                     is_cut = self.corruption.cut(ordinary, generator)
                     texts.append(corrupt(text, is_cut, first_sentinel(store.vocabulary), store.eos))
-        # Of documents that are their ends alone nothing is asked, but all weights are read
+        # If all documents are their ends alone, the batch has no targets, but still uses all weights
         return in_one_row(texts or [(np.array([store.eos]), np.array([IGNORE]))], start_of_generation(store.vocabulary))
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Tokens of context and generated tokens of a row that is one document."""
+        """Numbers of context tokens and of generated tokens in a row that is one document."""
         m, k = self.corruption.amounts(self.context)
         return self.context - m + k, m + k + 1
 
 
 def in_one_row(texts: list[tuple[np.ndarray, np.ndarray]], start: int) -> Batch:
-    """Texts of (context, asked), one behind the other; what is asked is generated from the token `start`."""
+    """Texts of (context, asked), one after the other; `asked` is generated from the token `start`."""
     tokens, targets, starts, blocks, begin = [], [], [], [], 0
     for context, asked in texts:
         tokens += [context, [start], asked[:-1]]

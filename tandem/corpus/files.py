@@ -6,9 +6,9 @@
     .parquet                      one document per row, the text in column `field`
 
 The text of a line or row may be a list of texts: the sentences of the document (splitter "given", sentences.py).
-A file yields (document, bytes of it read so far), so that progress is known without unpacking anything: of a parquet
-file a row counts as its share of the bytes. Documents without a visible character are left out.
-Memory: one document; of a parquet file some hundred rows of the one column.
+A file yields (document, bytes of it read so far), so progress is known without unpacking anything; a row of a parquet
+file counts as its share of the bytes. Documents without a visible character are left out.
+Memory: one document; for a parquet file, a few hundred rows of the one column.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from tandem.recipe import UserError, require
 
 Text = str | list[str]
-"""A document: its text, or its sentences, which make up the text one after the other."""
+"""A document: its text, or the list of its sentences, which joined make up the text."""
 
 WHOLE = (".txt", ".md")
 ARTICLES = (".tokens",)
@@ -50,7 +50,7 @@ class File:
 
     @property
     def identity(self) -> str:
-        """Path, size and time of change: hashing gigabytes would keep a prepared corpus from opening at once."""
+        """Path, size and modification time: hashing gigabytes would delay the opening of a prepared corpus."""
         stat = self.path.stat()
         return f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self.field}"
 
@@ -59,7 +59,7 @@ class File:
         return self.path.stat().st_size
 
     def check(self) -> None:
-        """Raises: UserError where what reads this kind of file is not installed, or there is no such column."""
+        """Raises: UserError if the reader of this kind of file is not installed, or there is no such column."""
         if self._is(ROWS):
             self._parquet()
         elif self.path.suffix == ".zst":
@@ -84,7 +84,7 @@ class File:
         yield text, len(data)
 
     def _articles(self) -> Iterator[tuple[str, int]]:
-        """A title opens an article; lines before the first are dropped, and so is white space that ends a line."""
+        """A title opens an article; lines before the first title and white space at line ends are dropped."""
         article: list[str] = []
         done = 0
         with self.path.open("rb") as raw:
@@ -117,14 +117,14 @@ class File:
     def _unpacked(self, raw: BinaryIO) -> Any:
         if self.path.suffix == ".gz":
             return gzip.GzipFile(fileobj=raw)
-        if self.path.suffix == ".zst":  # not by zstandard, whose reader takes a file cut short for a whole one
+        if self.path.suffix == ".zst":  # not zstandard, whose reader accepts a truncated file as whole
             return io.BufferedReader(require("pyarrow", "text").CompressedInputStream(raw, "zstd"), BUFFER)
         return raw
 
     def _text_of(self, line: bytes, number: int) -> Text:
         where = f"{self.path}:{number}"
         try:
-            record = json.loads(line.decode("utf-8-sig"))  # an editor may have marked the file in its first bytes
+            record = json.loads(line.decode("utf-8-sig"))  # an editor may have written a byte order mark
         except ValueError as error:
             raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
         if not isinstance(record, dict) or self.field not in record:
@@ -168,7 +168,7 @@ def parts_of(text: Text) -> list[str]:
 
 
 def checked(value: Any, where: str) -> Text:
-    """A value read somewhere, if it is a document. Raises: UserError that begins with `where` unless it is."""
+    """Returns the value if it is a document. Raises: UserError that begins with `where` if it is not."""
     if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
         raise UserError(
             f"{where} holds {str(json.dumps(value, default=str))[:40]}, not a text; leave it out, or name another field"
@@ -182,6 +182,6 @@ def checked(value: Any, where: str) -> Text:
 
 
 def is_title(line: str) -> bool:
-    """Whether a line of WikiText opens an article: " = Title = ", but " = = Section = = " does not."""
+    """Whether a line of WikiText opens an article: " = Title = " does, " = = Section = = " does not."""
     marks = "".join(line.split())
     return len(marks) > 2 and marks.count("=") == 2 and marks[0] == marks[-1] == "="

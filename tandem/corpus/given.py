@@ -1,7 +1,7 @@
-"""Texts at hand, read as a store is: what an analysis asks of a network that knows how to read stores.
+"""Texts in memory that a network can score as it scores the documents of a store.
 
 given = GivenTexts([[[5, 2], [9, 4]]], vocabulary=257)      one text of two sentences, tokens 5 2 9 4
-for scoring in network.scoring(given, context, rows): ...   every token but the first is asked, as of any document
+for scoring in network.scoring(given, context, rows): ...   every token but the first is scored, as in any document
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ class GivenSentences:
 
 
 class GivenTexts:
-    """What a network asks of a `Store` to score it, for texts that are lists of sentences of tokens.
+    """The part of a `Store` that scoring needs, for texts that are lists of sentences of tokens.
 
-    The last token of a text stands where documents have their end; nothing else closes it.
+    The last token of a text takes the place of the document end; nothing is appended.
     """
 
     def __init__(self, texts: Sequence[Sequence[Sequence[int]]], vocabulary: int, eos: int = 0):

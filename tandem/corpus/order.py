@@ -1,25 +1,25 @@
-"""The house order: which document stands where in an endless stream, for every method alike.
+"""The house order, the same for every method: which document stands where in an endless stream.
 
-A source is its documents, epoch after epoch, each epoch a permutation keyed by (seed, epoch, source). Without shares
-a corpus is one source:
+A source yields its documents epoch after epoch; each epoch is a permutation keyed by (seed, epoch, source). Without
+shares, a corpus is one source:
 
     epoch 0            epoch 1
     d2 | d0 | d1       d0 | d1 | d2       ...      position:  0 1 2 3 4 5 ...
 
-A mixture sets the clocks of its sources by their shares w: the document that begins at token b of its source's own
-stream is due at b / w, and documents come in the order in which they are due, the earlier source first on a tie.
+In a mixture, each source has a clock set by its share w: the document that begins at token b of its source's own
+stream is due at b / w. Documents come in the order in which they are due; on a tie, the earlier source comes first.
 
     w = 3/4   a0    a1    a2    a3 ...       documents of 6 tokens: due at 0 8 16 24
     w = 1/4   b0          b1                 documents of 4 tokens: due at 0 16
     stream    a0 b0 a1 a2 b1 a3 ...          a source that runs out begins its next epoch, the others go on
 
-By the time V every source has given the documents that are due before V: w V tokens, and less than one document more.
-So a stretch of n tokens holds w n of a source to within (1 - w) L + w (sum of the other L), where L is the longest
-document of a source; and what stands at position p was due between p - (sum of all L) and p. Hence any slice of the
-stream is read without what comes before it: a batch needs no state and a resumed run no replay.
+By time V, every source has given the documents due before V: w V tokens, plus less than one document. So n tokens of
+the stream hold w n tokens of a source to within (1 - w) L + w (sum of the other L), where L is the length of a
+source's longest document; and what stands at position p was due between p - (sum of all L) and p. Hence any slice of
+the stream can be read without what comes before it: a batch needs no state, and a resumed run no replay.
 Three things are fixed here for good, since results depend on them: the permutation, its key and the clock.
-Cost: one sort of a source's documents per epoch, kept for two epochs; a read sorts the documents of its own stretch
-and of the sum of all L before it, and gathers its tokens in one indexing.
+Cost: one sort of a source's documents per epoch, kept for two epochs; a read sorts the documents of its own slice
+and of the (sum of all L) tokens before it, and gathers its tokens in one indexing operation.
 Letters: D documents, N tokens.
 """
 
@@ -39,12 +39,12 @@ class Epoch(NamedTuple):
 
 
 SUBSET = 0
-"""Key of the shuffled order of documents from which a part is taken, to score or to analyse: the same for all."""
+"""Key of the shuffled order from which the documents to score or to analyse are taken: the same everywhere."""
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
     """A permutation of range(count), decided by the key."""
-    # Sorted raw bits: numpy keeps the bits of a generator the same for ever, but not its permutation().
+    # Sorts raw bits: numpy keeps the raw bits of a generator the same for ever, but not its permutation().
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")
 
@@ -59,8 +59,8 @@ class Source:
 
     def epoch(self, number: int) -> Epoch:
         if number not in self._epochs:
-            # Source 0 has the key (seed, epoch): numpy takes a trailing zero for none, and a mixture of one source
-            # is the corpus without shares.
+            # For source 0, this equals the key (seed, epoch), because numpy ignores a trailing zero: a mixture of one
+            # source is the corpus without shares.
             documents = self.documents[shuffled(len(self.documents), self.seed, number, self.number)]
             while len(self._epochs) > 1:
                 del self._epochs[next(iter(self._epochs))]
@@ -98,11 +98,11 @@ class Order:
         self._reach = 1 + sum(source.longest for source in self.sources)  # one more for the rounding of the clock
 
     def epoch(self, number: int, source: int = 0) -> Epoch:
-        """The documents of one epoch of a source in the house order; without shares source 0 is the whole store."""
+        """The documents of one epoch of a source, in order; without shares, source 0 is the whole store."""
         return self.sources[source].epoch(number)
 
     def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """The documents that hold the stream positions start .. stop-1.
+        """The documents that cover the stream positions start .. stop-1.
 
         Returns: documents (D,) in order, and the stream position (D,) int64 at which each begins.
         """

@@ -1,17 +1,17 @@
-"""Partitions: where in a row the blocks begin that a double decoder writes token by token.
+"""Partitions: where in a row the blocks begin that a double decoder generates token by token.
 
     row       a0 a1 a2 a3 a4 a5 a6 $  b0 b1 b2 $       $ ends a document, and with it a block
     splits          ^        ^              ^          drawn inside of documents, never where one starts
     blocks    0  0  2  2  2  5  5  5  8  8  10 10      index in the row at which each position's block begins
 
-A batch may name its blocks itself (`Batch.blocks`), and then nothing is drawn. A prompt and its continuation, as in
-generation, prefix LM and tasks, is the partition with one boundary for each document, at the prompt's last token:
+A batch may bring its own blocks (`Batch.blocks`); then nothing is drawn. A prompt and its continuation (in generation,
+prefix LM and tasks) are a partition with one boundary per document, at the prompt's last token:
 
     batch = replace(batch, blocks=prompt_blocks(batch.starts, lengths))       lengths: tokens of the prompt
 
-In training blocks are drawn from (seed, step, row, document), so micro-batches and processes change nothing. For a
-score they have to be fixed before the text is read: they are drawn for a whole row from the document's start,
-however soon the document ends (blocks that knew its length would tell it), by a key that its first token decides.
+In training, blocks are drawn from (seed, step, row, document), so micro-batches and processes change nothing. For a
+score, they must be fixed before the text is read: they are drawn for a whole row from the document's start, however
+soon the document ends (blocks that depended on its length would reveal it), with a key set by its first token.
 
 Source: Block-Based Double Decoders; the authors' sampler is `scope: row, shared: true`. Shapes: B rows, T tokens.
 """
@@ -28,22 +28,22 @@ from torch import Tensor
 from tandem.recipe import Settings
 
 FEWEST, MOST = 2, 7
-"""Splits of a row or document, uniform between."""
+"""Splits of a row or document: a uniform number from FEWEST to MOST."""
 
 
 class PartitionConfig(Settings):
-    """Where blocks begin in training, and in a score of whole texts."""
+    """Where blocks begin in training, and when whole texts are scored."""
 
     strategy: Literal["random_uniform", "every_token", "single"] = "random_uniform"
-    """2 to 7 splits at random places; every token its own block; or one block a document: no context."""
+    """2 to 7 splits at random places; every token its own block; or one block per document: no context."""
     scope: Literal["document", "row"] = "document"
-    """What gets splits: each document, or the row, whatever its documents."""
+    """What is split: each document, or the row, whatever its documents."""
     shared: bool = False
     """All rows of a step have the same splits."""
     align: int = Field(default=1, ge=1)
-    """Splits stand at multiples of this in the row; 64 or 128 makes attention cheaper."""
+    """Splits are at multiples of this in the row; 64 or 128 makes attention cheaper."""
     min_context: int | None = Field(default=None, ge=1)
-    """The first block of a document ends after so many tokens at the latest; null: where it was drawn to end."""
+    """Most tokens in the first block of a document, rounded up to `align`; null: as many as were drawn."""
 
     def derive(self):
         if self.shared and self.scope == "document":
@@ -52,12 +52,12 @@ class PartitionConfig(Settings):
 
 
 def drawing(*key: int) -> np.random.Generator:
-    """A generator that the key decides."""
+    """A random generator seeded by the key."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 def draw_splits(generator: np.random.Generator, places: range, most: int) -> np.ndarray:
-    """Where blocks begin but the first, sorted: 2 to 7 of `places`, at most `most`, without repetition."""
+    """Where all blocks but the first begin, sorted: 2 to 7 of `places`, at most `most`, without repetition."""
     count = min(int(generator.integers(FEWEST, MOST + 1)), most, len(places))
     return places.start + places.step * np.sort(generator.choice(len(places), size=max(0, count), replace=False))
 
@@ -83,7 +83,7 @@ def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int 
 
 
 def scoring_blocks(config: PartitionConfig, starts: Tensor, tokens: Tensor, length: int, number: int) -> Tensor:
-    """Blocks (B, T) of the partition `number` of those by which texts are scored, in rows of `length` tokens."""
+    """Blocks (B, T) of the partition `number` for scoring texts, in rows of `length` tokens."""
     if config.strategy != "random_uniform":
         return _fixed(config, starts)
     blocks = starts.clone()
@@ -96,9 +96,9 @@ def scoring_blocks(config: PartitionConfig, starts: Tensor, tokens: Tensor, leng
 
 
 def prompt_blocks(starts: Tensor, lengths: Tensor | int) -> Tensor:
-    """Blocks (B, T) with one boundary a document: at the last of its first `lengths` (B, T) or (B, 1) tokens, from 1.
+    """Blocks (B, T) with one boundary per document: at the last of its first `lengths` (B, T) or (B, 1) tokens, >= 1.
 
-    So the context is all of the prompt but its last token, which opens the block that continues it.
+    So the context is the prompt without its last token, which opens the block that continues it.
     """
     boundary = starts + torch.as_tensor(lengths) - 1
     return torch.where(torch.arange(starts.shape[1]) >= boundary, boundary, starts)
@@ -116,7 +116,7 @@ def _fixed(config: PartitionConfig, starts: Tensor) -> Tensor:
 
 
 def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int) -> np.ndarray:
-    """Of one document, at start < place < end."""
+    """Splits of one document, at start < place < end."""
     places = _places(start + 1, end, config.align)
     splits = draw_splits(drawing(key, other, start), places, end - start - 2)
     latest = _latest(config, start, end)
@@ -126,7 +126,7 @@ def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int)
 
 
 def _latest(config: PartitionConfig, start: int, end: int) -> range:
-    """Places of which the first is the last at which a document's first block may end; none: it may be all of it."""
+    """Places from the latest one where a document's first block may end; none: it may be the whole document."""
     return _places(start + (config.min_context or end), end, config.align)
 
 
@@ -135,6 +135,6 @@ def _places(first: int, end: int, align: int) -> range:
 
 
 def _begins(splits: np.ndarray, starts_T: Tensor) -> Tensor:
-    """Of every position, the last split before or at it, or its document's start where that is later."""
+    """For every position, the last split at or before it, or its document's start if that is later."""
     at = np.searchsorted(splits, np.arange(len(starts_T)), side="right")
     return torch.maximum(torch.from_numpy(np.r_[0, splits].astype(np.int64)[at]), starts_T)

@@ -1,14 +1,14 @@
-"""Prefix and suffix: a document is read up to a break point, and asked for from there on.
+"""Prefix and suffix: a document is read up to a break point, and predicted from there on.
 
     row       a0 a1 a2 a3 a4 $  b0 b1 b2 $      $ ends a document; break points: 3 in a, 1 in b
     blocks    0  0  2  2  2  2  6  6  6  6      the last block of a document generates: it opens with the prefix's
     targets   .  .  a3 a4 $  .  b1 b2 $  .      last token, a2, and all before it, a0 a1, is context
 
-That is a partition with one boundary (double decoder), a context and what continues it (encoder-decoder), or a mask on
-the loss and nothing else (decoder): the three read the same batch, so rows, labels and break points are the same.
+This is a partition with one boundary (double decoder), a context and its continuation (encoder-decoder), or only a mask
+on the loss (decoder). All three read the same batch, so rows, labels and break points are the same.
 
-A break point n asks for tokens n, n + 1, ... of a document from those before; it is uniform on all that ask anything.
-In training it is decided by (seed, step, row, document), for a score by the document and which piece of it is read.
+At a break point n, tokens n, n + 1, ... of a document are predicted from those before; n is uniform over all values
+that leave a target. In training, (seed, step, row, document) decide it; in a score, the document and its piece do.
 Letters: B rows, T tokens of a row.
 """
 
@@ -26,7 +26,7 @@ from tandem.corpus.views import IGNORE, Batch, PackedRows, Window, equal_part
 
 Scope = Literal["document", "row"]
 TRAINED, SCORED = 1, 2
-"""Keys of break points: those of a run, and those that are the same in every score."""
+"""Random keys of break points: those of a training run, and those that are the same in every score."""
 
 
 def break_points(generator: np.random.Generator, most: int | np.ndarray) -> np.ndarray:
@@ -35,11 +35,11 @@ def break_points(generator: np.random.Generator, most: int | np.ndarray) -> np.n
 
 
 class PrefixRows:
-    """The packed rows, each document with a break point of its own, or each row with one for all its documents.
+    """The packed rows with a break point for each document, or one per row for all its documents.
 
     Args:
-        scope: "row": documents before the row's break point ask nothing, those behind it all they have.
-        shared: all rows of a step draw alike.
+        scope: "row": documents before the row's break point have no targets, those after it have all of theirs.
+        shared: all rows of a step use the same random numbers.
     """
 
     def __init__(self, rows: PackedRows, scope: Scope = "document", shared: bool = False):
@@ -66,10 +66,10 @@ class PrefixRows:
 
 
 def divided(batch: Batch, begins: Tensor) -> Batch:
-    """The batch, asked only from `begins` (B, T) on, the index in the row at which each position's document generates.
+    """The batch with targets only from `begins` (B, T) on, the index in the row from which its document generates.
 
-    A document that lies whole before it is one block. Behind it `begins` may lie before a document: where documents are
-    masked, the document's start takes its place, and otherwise one block goes on to the end of the row.
+    A document that lies entirely before it is one block. Of later documents, `begins` may lie before the start: where
+    documents are masked, the document's start takes its place; otherwise one block continues to the end of the row.
     """
     index = torch.arange(batch.starts.shape[1])
     asked = index >= begins
@@ -85,12 +85,12 @@ def generated_from(starts: Tensor, blocks: Tensor) -> Tensor:
 
 
 def suffix_windows(store: Store, context: int, documents: Iterable[int] | None = None) -> Iterator[Window]:
-    """Windows of documents, each with a break point, from which on it is asked.
+    """Windows of documents, each with a break point from which on it is scored.
 
-    A document longer than the context is read in pieces that do not overlap, each from no context.
+    A document longer than the context is read in pieces that do not overlap, each without context.
     """
     for i in range(len(store)) if documents is None else documents:
-        end = int(store.lengths[i]) - 1  # the document end is asked for, never read
+        end = int(store.lengths[i]) - 1  # the document end is predicted, never read
         for piece, first in enumerate(range(0, end, context)):
             last = min(first + context, end)
             yield i, first, last, first + int(break_points(drawing(SCORED, i, piece), last - first)) - 1

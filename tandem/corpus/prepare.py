@@ -3,12 +3,12 @@
     corpora/wiki-3f9c0a61d2b4/train        tokens, offsets, ... (store.py)
                              /validation   whole documents, chosen by a hash of their text or given as files
 
-A mixture (`texts` with shares) is one pair of stores too, in which every document knows its source (order.py).
-The folder's name holds a hash of all that decides its contents: the sources with their sizes and times of change,
-the tokenizer, the split. So a second call opens what the first one wrote, and a changed file is prepared anew.
-It is written beside its place and renamed when complete, under a lock: whoever comes second waits and opens it.
+A mixture (`texts` with shares) is also one pair of stores, which record the source of every document (order.py).
+The folder's name holds a hash of everything that decides its contents: the sources with their sizes and modification
+times, the tokenizer, the split. So a second call opens what the first one wrote, and a changed file is prepared anew.
+The folder is written under another name and renamed when complete, under a lock: a second process waits and opens it.
 
-One thread reads, two encode in turn (the tokenizers library spreads each batch over all cores), documents keep
+One thread reads, two encode in turn (the tokenizers library spreads each batch over all cores), and documents keep
 their order. Cost: encoding time; memory is a few batches, whatever the size of the corpus.
 """
 
@@ -33,8 +33,8 @@ from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.recipe import Settings, UserError, register
 
 Progress = Callable[[int, int | None], None]
-"""Called with bytes done and bytes in all, as the sources count them; None where one of them can not know. Training a
-tokenizer is a first run through those to train on."""
+"""Called with bytes done and bytes in all, as the sources count them; the latter is None if a source can not tell.
+Training a tokenizer takes a first pass over the training sources."""
 SIDES = ("train", "validation")
 
 BATCH = 1 << 21
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     held_out: float
     """Share of its documents that goes to validation: 1 for texts given as validation."""
     number: int
-    """Of the entry of a mixture that it belongs to."""
+    """Number of the mixture's entry to which it belongs."""
 
 
 class Document(NamedTuple):
@@ -58,7 +58,7 @@ class Document(NamedTuple):
     number: int
     text: str
     sentences: list[str] | None
-    """Where the text came as a list of them."""
+    """If the text came as a list of sentences."""
     done: int
     """Bytes read so far, of all parts."""
 
@@ -77,7 +77,7 @@ class Corpus:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of the tokens of both, then of their sentences, where these were found."""
+        """Those of both stores, then those of their sentences, where these were found."""
         stores = self.train, self.validation
         return [s.fingerprint for s in stores] + [s.sentences.fingerprint for s in stores if s.sentences is not None]
 
@@ -97,9 +97,9 @@ class Corpus:
         vocabulary: Annotated[int, Field(ge=257)] | None = None
         """Ids of a trained BPE, document end included; 4096 unless given."""
         folder: str = "corpora"
-        """Where prepared corpora lie."""
+        """Where prepared corpora are kept."""
         sentences: Segmentation | None = None
-        """How documents are cut into sentences, for networks that read them so; null: as all its defaults say."""
+        """How documents are cut into sentences, for networks that read sentences; null: by all the defaults."""
 
         def derive(self) -> dict[str, Any]:
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
@@ -118,7 +118,7 @@ class Corpus:
 
 
 def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None) -> Corpus:
-    """Opens the corpus that a recipe describes, preparing it first if that was not done yet.
+    """Opens the corpus that a recipe describes, preparing it first if necessary.
 
     Raises: UserError if a text or tokenizer can not be read, a split has no document, or a prepared store is damaged.
     """
@@ -144,9 +144,9 @@ def prepare_texts(
     tokenizer: Tokenizer,
     progress: Progress = lambda done, total: None,
 ) -> Store:
-    """One store of further texts to score, under the tokenizer of a corpus; prepared once and kept as a corpus is.
+    """One store of further texts to score, with the tokenizer of a corpus; prepared once and kept, as a corpus is.
 
-    `key` of the recipe names them; `config` says in which field they stand and where prepared ones lie.
+    `key` is the recipe's key that names them; `config` gives the field of the texts and the folder of prepared ones.
     Raises: UserError as `prepare` does.
     """
     parts = [Part(source, 1.0, 0) for source in find_sources(key, texts, config.field)]
@@ -159,13 +159,13 @@ def prepare_texts(
 
 
 def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
-    """Where texts lie once prepared: their first source's name, and a hash of all that decides the contents."""
+    """The folder of prepared texts: their first source's name, and a hash of everything that decides the contents."""
     name = re.sub(r"\W+", "-", Path(parts[0].source.name).name.split(".")[0]).strip("-") or "corpus"
     return Path(os.path.expanduser(config.folder)) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
 
 
 def _check(parts: list[Part]) -> None:
-    """What will keep texts from being read is told before any of them is."""
+    """Raises what would keep texts from being read, before any of them is."""
     for part in parts:
         part.source.check()
 
@@ -186,7 +186,7 @@ def write(
     sides: Sequence[str] = SIDES,
     key: str = "corpus",
 ) -> None:
-    """Writes the stores of `sides` into `folder`; `key`: what a message calls these texts."""
+    """Writes the stores of `sides` into `folder`; messages call these texts `key`."""
     by_side = {side: [p for p in parts if (p.held_out < 1 if side == "train" else p.held_out > 0)] for side in sides}
     writers = {
         side: StoreWriter(folder / side, tokenizer, shares if all(p.held_out < 1 for p in by_side[side]) else {})
@@ -215,9 +215,9 @@ def write(
 
 
 def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
-    """The sources of both sides, and of a mixture the shares by name, which sum to 1."""
+    """The sources of both sides and, for a mixture, the shares by name, which sum to 1."""
     share = config.validation if isinstance(config.validation, int | float) else 0.0
-    # By name: recipes that differ in the order of a mapping alone are one recipe, so they must be one corpus.
+    # Sorted by name: recipes that differ only in the order of a mapping are one recipe, so they need one corpus.
     mixture = dict(sorted(config.texts.items())) if isinstance(config.texts, dict) else {}
     groups = [[name] for name in mixture] or [[] if isinstance(config.texts, dict) else config.texts]
     parts = [
@@ -245,7 +245,7 @@ def _size(parts: list[Part]) -> int | None:
 
 
 def _documents(parts: list[Part]) -> Iterator[Document]:
-    """The side depends on the text: copies never stand on both."""
+    """A share is held out by a hash of the text, so copies of a text are on the same side."""
     before = done = 0
     for part in parts:
         for given, read in part.source.read():
@@ -257,8 +257,8 @@ def _documents(parts: list[Part]) -> Iterator[Document]:
 
 
 def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> Iterator[str]:
-    """Training documents to SAMPLE characters, of a mixture each source by its share, taken evenly from the whole of
-    the texts, or from their beginning where nobody knows how long they are."""
+    """Training documents of about SAMPLE characters, of a mixture each source by its share, taken evenly from the whole
+    of the texts, or from their beginning if their size is unknown."""
     before, total = 0, _size(parts)
     for number, share in enumerate(shares.values() or [1.0]):
         of_source = [part for part in parts if part.number == number]
@@ -275,7 +275,7 @@ def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> 
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
-    """Gathers the documents of each side, in order, to BATCH characters; with each batch the bytes read so far."""
+    """Yields (documents of one side, bytes read so far), in order, in batches of BATCH characters."""
     held: dict[str, list[Document]] = {side: [] for side in SIDES}
     size, done = {side: 0 for side in SIDES}, 0
     for document in documents:

@@ -4,18 +4,18 @@
     tokens    Mr . Smith left . | He said "No ." $     $ ends the document, and belongs to its last sentence
     starts    0                   5
 
-A sentence starts at the token with its first visible character. White space stays with the sentence before; so does a
-token that holds text of two sentences; a sentence that is left without a token vanishes.
+A sentence starts at the token with its first visible character. White space stays with the previous sentence, and so
+does a token that holds text of two sentences. A sentence that is left without a token vanishes.
 
 A sentence of more than `cap` tokens is cut in its middle half, after the strongest mark there (line break; end of a
-sentence; `;` `:`; comma, bracket, dash; word; anywhere), nearest to its middle, and its parts again, so that no piece
-is shorter than a quarter of the cap. Then a sentence of fewer than three tokens joins the one before it, or else the
-next, where the sum fits the cap.
+sentence; `;` `:`; comma, bracket, dash; word; anywhere), among equals the one nearest to its middle. Parts that are
+still too long are cut again, so no piece is shorter than a quarter of the cap. Then a sentence of fewer than three
+tokens is joined to the previous one, or else to the next, if the sum fits the cap.
 
     segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens
 
-Any number of segmentations lie beside one token store.
-Cost: 0.3 MB of text a second and core with `rules`, spread over the cores that the process may use; memory is a few
+Any number of segmentations can be kept beside one token store.
+Cost: 0.3 MB of text per second and core with `rules`, spread over the cores that the process may use; memory is a few
 batches of documents.
 Source: Thought Gestalt caps at 64 tokens "with punctuation-aware fallback rules"; these rules are ours.
 Letters: D documents, N tokens of a document, S sentences.
@@ -50,9 +50,9 @@ class Segmentation(Settings):
     """How documents are cut into sentences."""
 
     splitter: Literal["rules", "sat", "every", "given"] = "rules"
-    """rules: pysbd; sat: Segment any Text; every: spans of equally many tokens; given: texts came as lists of them."""
+    """rules: pysbd; sat: Segment any Text; every: spans of `every` tokens; given: texts came as lists of sentences."""
     every: Annotated[int, Field(ge=1)] | None = None
-    """Tokens of a span, for splitter every; the last one of a document is shorter."""
+    """Tokens of a span, for splitter every; the last span of a document may be shorter."""
     weights: str | None = None
     """Folder with the model and the tokenizer of Segment any Text, such as sat-3l-sm, for splitter sat."""
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -87,12 +87,12 @@ class Manifest(Settings):
     format: int
     segmentation: dict[str, Any]
     version: str
-    """Of the package that split."""
+    """Of the package that split the text."""
     tokenizer: str
     """Hash of the store's tokenizer."""
     sentences: int
     counts: dict[str, int]
-    """Sentences cut and merged, tokens with text of two sentences, lines that went to the pattern."""
+    """Boundaries found, sentences cut and merged, tokens with text of two sentences, lines cut by the pattern."""
 
 
 class Sentences:
@@ -130,14 +130,14 @@ class Sentences:
 def segment(
     store: Store, config: Segmentation, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> Sentences:
-    """Opens a segmentation of a store, making it first if that was not done yet.
+    """Opens a segmentation of a store, making it first if necessary.
 
     Args:
         progress: called with tokens done and tokens in all.
-    Raises: UserError where the splitter is not installed, or the store can not serve it.
+    Raises: UserError if the splitter is not installed, or can not be used with this store.
     """
     version, options = version_of(config.splitter), config.model_dump()
-    if config.weights:  # as sources do: hashing hundreds of megabytes would keep a segmentation from opening at once
+    if config.weights:  # as for sources: hashing hundreds of megabytes would delay the opening of a segmentation
         files = sorted(path for path in Path(config.weights).iterdir() if path.is_file())
         options["weights"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     key = json.dumps([FORMAT, options, version, store.manifest.tokenizer]).encode()
@@ -149,16 +149,16 @@ def segment(
 
 
 def sentences_of(store: Store, progress: Callable[[int, int], object] = lambda done, total: None) -> Sentences:
-    """The segmentation of a store that its corpus names, as `segment` gives it; opened once."""
+    """The segmentation of a store as its corpus configures it (see `segment`); opened once."""
     if store.sentences is None:
         store.sentences = segment(store, store.segmentation or Segmentation(), progress)
     return store.sentences
 
 
 def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None) -> list[np.ndarray]:
-    """The tokens of each sentence of a text that may go on, int64, cut as those of a store are; None: by the defaults.
+    """The tokens of each sentence of an unfinished text, int64, cut as in a store; `config` None: by the defaults.
 
-    The last sentence stays open: it is never too short. Splitter given knows no sentences here, so rules finds them.
+    The last sentence stays open: it is never merged for being short. Splitter given becomes rules here.
     """
     config = config or Segmentation()
     if config.splitter == "given":
@@ -199,21 +199,21 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
 class _Document(NamedTuple):
     text: str
     sizes: np.ndarray
-    """(N - 1,) bytes of text behind each token but the document end."""
+    """(N - 1,) bytes of text that each token covers, without the document end."""
     given: np.ndarray
-    """(S,) the tokens at which its sentences start, where the texts came with them."""
+    """(S,) the tokens at which its sentences start, if the texts came as sentences."""
 
 
 def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, np.ndarray, Counter[str]]]:
-    """Yields for runs of documents (first, last + 1, tokens of each of their sentences, what was counted)."""
+    """Yields, for runs of documents, (first, last + 1, tokens of each of their sentences, counts)."""
     bounds = np.searchsorted(store.offsets, np.arange(0, len(store.tokens), BATCH))
     runs = list(itertools.pairwise(np.unique([*bounds, len(store)]).tolist()))
-    cores = len(os.sched_getaffinity(0))  # those that a batch system leaves this process
+    cores = len(os.sched_getaffinity(0))  # those that a batch system leaves to this process
     if config.splitter != "rules" or len(runs) == 1 or cores == 1:
         for first, last in runs:
             yield first, last, *_lengths(config, _documents(store, config, first, last))
         return
-    # Forked, for a spawned process would run a script without a main guard again. They run Python alone, no threads.
+    # Forked, because a spawned process would run a script without a main guard again. They run only Python, no threads.
     with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
         pending = deque()
         for first, last in runs:
@@ -238,7 +238,7 @@ def _documents(store: Store, config: Segmentation, first: int, last: int) -> lis
 
 
 def _lengths(config: Segmentation, documents: list[_Document], ends: bool = True) -> tuple[np.ndarray, Counter[str]]:
-    """The tokens of each sentence of some documents, and what was counted on the way; not `ends`: they may go on."""
+    """The tokens of each sentence of some documents, and counts; without `ends`, the last sentences stay open."""
     lengths, counts = [], Counter()
     for document, (starts, counted) in zip(documents, _starts(config, documents), strict=True):
         found = np.diff(starts, append=len(document.sizes) + 1).tolist()
@@ -257,7 +257,7 @@ def _lengths(config: Segmentation, documents: list[_Document], ends: bool = True
 
 
 def _starts(config: Segmentation, documents: list[_Document]) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
-    """For each document the tokens at which its sentences start, and what was counted."""
+    """For each document, the tokens at which its sentences start, and counts."""
     if config.splitter == "every":
         for document in documents:
             yield np.arange(0, max(1, len(document.sizes)), config.every), {}

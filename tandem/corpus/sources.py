@@ -23,14 +23,14 @@ from tandem.recipe import UserError
 ALLOWED = f'allowed are "builtin", {", ".join(KINDS)} files, folders of these, globs, and {PREFIX}owner/name'
 
 Source = Builtin | File | Hub
-"""Has a `name`, an `identity`, which changes whenever its documents may have changed, `size` in bytes or None, `check`,
-which raises UserError for what will keep it from being read, and `read`."""
+"""Has a `name`, an `identity`, which changes whenever its documents may have changed, a `size` in bytes or None,
+`check`, which raises UserError if it could not be read, and `read`."""
 
 __all__ = ["Source", "Text", "check_names", "find_sources"]
 
 
 def check_names(names: object) -> None:
-    """Raises: UserError where the name of a data set on the hub does not read as one."""
+    """Raises: UserError if the name of a data set on the hub is malformed."""
     for name in [names] if isinstance(names, str) else names if isinstance(names, Iterable) else []:
         if str(name).startswith(PREFIX):
             Hub.parse(str(name), field="")

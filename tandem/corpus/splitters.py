@@ -2,7 +2,7 @@
 
     "Mr. Smith left. He ran.\\n\\nNobody saw."  ->  "Mr. Smith left. " | "He ran.\\n" | "\\n" | "Nobody saw."
 
-White space may stand with either neighbour or alone: sentences.py gives it to the sentence before.
+White space may belong to either neighbour or stand alone: sentences.py gives it to the previous sentence.
 
     rules   pysbd, which knows abbreviations, numbers, quotes and lists; line by line, for its time grows with the
             square of the length: 0.3 MB/s a core by lines, but 6 s for 100 kB in one piece
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tandem.recipe import UserError, require
 
 LONGEST_LINE = 100_000
-"""Characters. A longer line goes to the pattern, as one that pysbd changes does."""
+"""Characters. A longer line is cut by a pattern, and so is one that pysbd changes."""
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)")
@@ -28,7 +28,7 @@ Pieces = tuple[list[str], int]
 
 
 def version_of(splitter: str) -> str:
-    """The version of the package that splits, which decides where. Raises: UserError where it is not installed."""
+    """The version of the splitter's package, which decides the cuts. Raises: UserError if it is not installed."""
     package, extra = {"rules": ("pysbd", "sentences"), "sat": ("wtpsplit", "sat")}.get(splitter, ("", ""))
     if not package:
         return ""
@@ -38,13 +38,13 @@ def version_of(splitter: str) -> str:
 
 @functools.cache
 def splitter(name: str, weights: str | None, threshold: float | None) -> Callable[[Sequence[str]], Iterator[Pieces]]:
-    """What cuts some texts: "rules", or "sat" with its weights and threshold."""
+    """The function that cuts texts: "rules", or "sat" with its weights and threshold."""
     return _sat(weights or "", threshold or 0.0) if name == "sat" else _rules()
 
 
 def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
-    """By pysbd, line by line. A line that does not come back as it was (pysbd loses characters that it uses as marks,
-    and spaces around runs of dots) is cut after `.`, `!` and `?` before white space instead."""
+    """Cuts with pysbd, line by line. A line that pysbd changes (it loses characters that it uses as marks, and spaces
+    around runs of dots) is cut after `.`, `!` and `?` before white space instead."""
     segment = require("pysbd", "sentences").Segmenter(language="en", clean=False).segment
 
     def split(text: str) -> Pieces:
@@ -61,8 +61,8 @@ def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
 
 
 def _sat(folder: str, threshold: float) -> Callable[[Sequence[str]], Iterator[Pieces]]:
-    """Segment any Text with the weights and the tokenizer in a folder; where a probability exceeds the threshold a
-    sentence ends. Raises: UserError where it returns another text than it was given."""
+    """Segment any Text with the weights and the tokenizer in a folder; a sentence ends where its probability exceeds
+    the threshold. Raises: UserError if its pieces do not make up the text."""
     model = require("wtpsplit", "sat").SaT(folder, tokenizer_name_or_path=folder)
 
     def split(texts: Sequence[str]) -> Iterator[Pieces]:
@@ -73,7 +73,7 @@ def _sat(folder: str, threshold: float) -> Callable[[Sequence[str]], Iterator[Pi
 
 
 def _with_gaps(text: str, pieces: Iterable[str]) -> list[str]:
-    """Pieces with the white space that was dropped between them, so that they make up the text."""
+    """The pieces with the white space restored that was dropped between them, so that they make up the text."""
     starts, position = [], 0
     for piece in pieces:
         start = text.find(piece, position)

@@ -7,8 +7,8 @@
     given.bin         0     2      4        ...     int64, of texts given as sentences: where each sentence starts
     tokenizer.json   manifest.json                  what made it, and hashes of everything above
 
-Whatever else is known of the text is a further file of token offsets beside these (sentences.py): tokens are
-written once. Opening checks every size, which catches a copy cut short; `tandem prepare RECIPE --verify`
+Anything else known about the text is a further file of token offsets beside these (sentences.py): tokens are
+written only once. Opening checks every size, which catches a truncated copy; `tandem prepare RECIPE --verify`
 reads every byte.
 """
 
@@ -38,15 +38,15 @@ class Manifest(Settings):
     documents: int
     tokens: int
     bytes: int
-    """Of text, in UTF-8."""
+    """Bytes of text, in UTF-8."""
     dtype: str
     vocabulary: int
     eos: int
     sources: list[str]
     shares: dict[str, float] = {}
-    """Of a mixture: its sources as the recipe names them, with their shares of the tokens, which sum to 1."""
+    """For a mixture: its sources as the recipe names them, with their shares of the tokens, which sum to 1."""
     given: int = 0
-    """Sentences, where the texts came as lists of them."""
+    """Number of sentences, if the texts came as lists of sentences."""
     tokenizer: str
     """Hash of tokenizer.json."""
     fingerprint: str
@@ -59,21 +59,21 @@ class Store:
     Attributes:
         tokens: all documents one after the other, each closed by `eos`.
         offsets: (documents + 1,) int64, where each document starts in `tokens`.
-        token_bytes: bytes of text behind each token, uint16.
-        source_of: of a mixture the source of each document, an index into `shares`; else empty.
-        shares: of a mixture the share of the tokens that is due to each source; else empty.
+        token_bytes: bytes of text that each token covers, uint16.
+        source_of: for a mixture, the source of each document, an index into `shares`; else empty.
+        shares: for a mixture, the share of the tokens that is due to each source; else empty.
         given: where sentences start in `tokens`, if the texts came as lists of sentences; else empty.
         vocabulary: number of ids that a document can contain, `eos` included.
         fingerprint: the same for equal contents wherever they were prepared.
-        segmentation: how its documents are cut into sentences, where they are (sentences.py); None: by the defaults.
+        segmentation: how its documents are cut into sentences, if they are (sentences.py); None: by the defaults.
 
-    Raises: UserError if the folder is no store, is of another format, or a file does not fit the manifest.
+    Raises: UserError if the folder is not a store, has another format, or a file does not fit the manifest.
     """
 
     def __init__(self, folder: Path, segmentation: Any = None):
         self.folder, self.segmentation = folder, segmentation
         self.sentences: Any = None
-        """Once they are asked for."""
+        """Opened at first use, by `sentences_of`."""
         try:
             self.manifest = manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
             tokenizer = content_hash((folder / "tokenizer.json").read_bytes())
@@ -133,7 +133,7 @@ class Store:
 
 
 class StoreWriter:
-    """Writes a store into a new folder, batch by batch; it is one only once `close` has written the manifest."""
+    """Writes a store into a new folder, batch by batch; it is complete once `close` has written the manifest."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, shares: dict[str, float] | None = None):
         folder.mkdir(parents=True)
@@ -151,9 +151,9 @@ class StoreWriter:
         sources: Sequence[int] = (),
         given: Sequence[np.ndarray | None] | None = None,
     ) -> None:
-        """Adds documents; their ends are written here.
+        """Adds documents, and writes the document end after each.
 
-        Args: for each document its ids, the bytes of text behind each, the number of its source where there are
+        Args: for each document its ids, the bytes of text that each covers, the number of its source if there are
             shares, and the tokens at which its sentences start if it came as a list of them.
         """
         ends = np.cumsum([len(i) + 1 for i in ids])
@@ -203,7 +203,7 @@ class StoreWriter:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of all the contents of a store."""
+    """Hash of all the contents of a store."""
     there = [name for name in OPTIONAL if (folder / f"{name}.bin").exists()]
     digests = []
     for name in (*(f"{name}.bin" for name in (*ARRAYS, *there)), "tokenizer.json"):
@@ -222,10 +222,10 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unmade(folder: Path) -> Iterator[Path | None]:
-    """Where to write what `folder` will be, which gets its name when the block ends; None where it is there already.
+    """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
 
-    One process writes, under a lock, and the others wait. Of what was interrupted nothing is left.
-    Raises: UserError where the disk is full, or something can not be read or written.
+    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind.
+    Raises: UserError if the disk is full, or something can not be read or written.
     """
     if folder.exists():
         yield None
@@ -237,7 +237,7 @@ def unmade(folder: Path) -> Iterator[Path | None]:
             if folder.exists():
                 yield None
                 return
-            shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed: under the lock nobody is at it
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
             try:
                 yield partial
                 partial.rename(folder)

@@ -6,12 +6,12 @@
     step         |    0    |    1    |    2    |                   a stream is of the step floor(c E / D), where c
                                                                    tokens of the epoch lie before it
 
-Tokens are those of the packed view, and a step reads the text that a packed step reads, up to one stream. As E does not
-depend on S, all that changes on the way (S, the weight of sentence ends, dropout) is a closed form of the step. S is
-that of the step in which a document begins: a document is cut once, so no sentence is lost where S grows.
+The tokens are those of the packed view, and a step reads the same text as a packed step, up to one stream. Since E does
+not depend on S, everything that changes during training (S, the weight of sentence ends, dropout) is a closed form of
+the step. A document uses the S of the step in which it begins: it is cut once, so no sentence is lost where S grows.
 
 A step's streams are sorted by their number of sentences, longest first, and dealt in turn to micro-batches and
-processes: the streams that are alive at a sentence step come first.
+processes: those that are still alive at a sentence step come first.
 Source: Thought Gestalt (arXiv 2512.25026) has the curriculum and the weights; batches are ours.
 Letters: D tokens of the corpus, E steps of an epoch, S sentences of a stream, N tokens of a batch, V vocabulary.
 """
@@ -41,39 +41,39 @@ class Streams(Settings):
     """How a run reads sentence streams; the defaults are the paper's."""
 
     sentences: int = Field(30, ge=1)
-    """S, sentences of a stream at most, as training begins."""
+    """S, the most sentences in a stream, when training begins."""
     grow: int = Field(12, ge=0)
     """Sentences by which S grows."""
     every: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 5
-    """When it does: epochs (a whole number), or a share of the run."""
+    """How often S grows: after so many epochs (a whole number), or after this share of the run."""
     end_weight: float = Field(0.05, ge=0)
-    """Weight of a sentence end in the loss, once it is no longer 1."""
+    """Weight of a sentence end in the loss from `end_weight_from` on; before that it is 1."""
     end_weight_from: Moment = 1
-    """When it is no longer 1: epochs, or a share of the run."""
+    """When `end_weight` applies: after so many epochs, or after this share of the run."""
     half_dropout_from: Counted = 2000
-    """When dropout of tokens and thoughts is half its rate, and no longer 0: sentence steps (each step counts S), a
+    """When dropout of tokens and thoughts rises from 0 to half its rate: sentence steps (each step counts as S), a
     share of the run, or optimisation steps ("2000 steps")."""
     full_dropout_from: Counted = 7000
-    """When it is its rate; in the same units."""
+    """When dropout of tokens and thoughts reaches its full rate; in the same units."""
 
 
 @dataclass(frozen=True)
 class StreamBatch:
-    """Streams of sentences with what is asked of them.
+    """Streams of sentences with their targets.
 
     Attributes:
         tokens: (N,) int64 on any device, stream after stream, sentence after sentence; document ends are among them,
             boundary tokens are not.
-        targets: (1, N + sentences) int64, what is asked: the tokens of each sentence, then its end, V.
-        lengths: by stream, by sentence, its tokens; streams with more sentences come first.
+        targets: (1, N + sentences) int64: the tokens of each sentence, then its end, V.
+        lengths: for each stream, the tokens of each sentence; streams with more sentences come first.
         documents: the document of each stream, a number in the store.
         offsets: the token of its document at which each stream starts.
-        rows_at, tokens_at: by sentence step t, the streams that have a sentence t, and its tokens: of the whole step,
-            of which this may be a part. A part may have fewer sentence steps, or no stream at all.
-        end_weight: of a sentence end in the loss.
-        dropout: what the rates of token and thought dropout are multiplied by.
-        key: of what is drawn at random in this step; None: nothing is.
-        document_end: the id that closes a document; as no other token is, it is never dropped.
+        rows_at, tokens_at: for each sentence step t, the number of streams with a sentence t, and its tokens, for the
+            whole step. This batch may be a part of it, with fewer sentence steps, or without any stream.
+        end_weight: weight of a sentence end in the loss.
+        dropout: multiplier of the rates of token and thought dropout.
+        key: random key of this step; None: nothing is drawn at random.
+        document_end: the id that closes a document, the only token that is never dropped.
     """
 
     tokens: Tensor
@@ -89,11 +89,11 @@ class StreamBatch:
     document_end: int | None = None
 
     def keyed(self, key: int, part: int) -> "StreamBatch":
-        """As `Batch.keyed`; what is drawn goes by the streams."""
+        """As `Batch.keyed`; what is drawn depends on the streams, not on `part`."""
         return replace(self, key=key)
 
     def to(self, device: torch.device | str) -> "StreamBatch":
-        """Moves tokens and targets; the rest is host integers."""
+        """Moves tokens and targets; everything else is integers on the host."""
         return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
 
@@ -125,7 +125,7 @@ class SentenceStreams:
         """E = floor(D / tokens of a step + 1/2)."""
 
     def of_run(self, steps: int) -> "SentenceStreams":
-        """The same streams for a run of so many steps: what stands as a share of the run is of these."""
+        """The same streams for a run of this many steps, to which settings given as a share of the run refer."""
         other = copy.copy(self)
         other.steps = steps
         return other
@@ -138,7 +138,7 @@ class SentenceStreams:
         )
 
     def require(self) -> None:
-        """Raises: UserError where a step of the run could be left without a stream."""
+        """Raises: UserError if a step of the run could be left without a stream."""
         S, cap = self.most_sentences(max(0, self.steps - 1)), self.sentences.cap
         if S * cap * self.per_epoch > self.tokens:
             raise UserError(
@@ -163,7 +163,7 @@ class SentenceStreams:
         ) / 2
 
     def sentence_steps(self, step: int) -> int:
-        """Of all steps before this one, each counted as S."""
+        """Those of all steps before this one, each of which counts as its S."""
         grown, rest = divmod(step, self._stage)
         c = self.settings
         return step * c.sentences + c.grow * (self._stage * grown * (grown - 1) // 2 + rest * grown)
@@ -177,9 +177,9 @@ class SentenceStreams:
 
     @property
     def _stage(self) -> int:
-        """Steps after which S grows; where the length of the run is not known, a share of it is never over.
+        """Steps after which S grows; a share of a run of unknown length is never over.
 
-        A share is rounded up, or the last steps of a run would be a stage of their own.
+        A share is rounded up, because otherwise the last steps of a run would be a stage of their own.
         """
         every = self.settings.every
         if isinstance(every, int):
@@ -199,7 +199,7 @@ class SentenceStreams:
         return epoch * self.tokens + begin
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> StreamBatch:
-        """The streams of a step, or those that are dealt to one of `parts`; the same together whatever `parts`."""
+        """The streams of a step, or those dealt to one of `parts`; together they are the same for any `parts`."""
         end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
         streams = sorted((stream for _, stream in self._streams(step, end)), key=lambda s: -len(s.lengths))
         made = stream_batch(self.store, streams[part::parts])
@@ -209,7 +209,7 @@ class SentenceStreams:
         )
 
     def _streams(self, step: int, end: int) -> Iterator[tuple[int, Stream]]:
-        """In order, with the tokens of the epoch before each, the streams from where `step` begins to token `end`."""
+        """Yields (tokens of the epoch before it, stream), in order, from where `step` begins to token `end`."""
         epoch, k = divmod(step, self.per_epoch)
         documents, ends = self.order.epoch(epoch)
         low = -(-k * self.tokens // self.per_epoch)
@@ -229,14 +229,14 @@ class SentenceStreams:
 
 
 def streams_of(lengths: np.ndarray, document: int, most: int) -> Iterator[Stream]:
-    """A document, given the tokens of its sentences, as streams of at most `most` sentences, nearly equal."""
+    """Cuts a document, given the tokens of its sentences, into nearly equal streams of at most `most` sentences."""
     begins = np.cumsum(lengths) - lengths
     for part in np.array_split(np.arange(len(lengths)), -(-len(lengths) // most)):
         yield Stream(document, int(begins[part[0]]), lengths[part].tolist())
 
 
 def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
-    """Streams as a batch of their own."""
+    """A batch of these streams alone."""
     tokens, targets, end = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [store.vocabulary]
     for document, offset, lengths in streams:
         text = store.document(document)[offset : offset + sum(lengths)].astype(np.int64)
@@ -263,10 +263,10 @@ def stream_totals(streams: list[Stream]) -> tuple[list[int], list[int]]:
 def scoring_streams(
     store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
 ) -> Iterator[ScoringBatch]:
-    """Every token of the documents, and every sentence end but the last of each, asked once: whole documents, each one
-    stream; else windows of `context` tokens that overlap by half, each a stream with nothing before it.
+    """Batches that ask every token of the documents once, and every sentence end but the last of each: whole documents,
+    each one stream; else windows of `context` tokens that overlap by half, each a stream with nothing before it.
 
-    A batch has streams of about `rows` x `context` tokens, or one longer document.
+    A batch has at most `rows` x `context` tokens, or one longer document.
     """
     chosen = list(range(len(store)) if documents is None else documents)
     asked = ((i, 0, int(store.lengths[i]) - 1, 0) for i in chosen) if whole else windows(store, context, chosen)
@@ -283,7 +283,7 @@ def scoring_streams(
 
 
 def _asking(store: Store, held: list[Window]) -> ScoringBatch:
-    """Streams from the first token of a window to its last target, a sentence cut by its edges, with what is asked."""
+    """Streams from the first token of each window to its last target; sentences are cut at the window's edges."""
     found = []
     for i, first, last, asked in held:
         starts = sentences_of(store).document(i)
@@ -291,7 +291,7 @@ def _asking(store: Store, held: list[Window]) -> ScoringBatch:
         place = np.arange(first, last + 1)
         fresh = (place > asked) | (place == 0)
         ends = np.cumsum(lengths)
-        certain = last + 1 not in starts  # the document's last end, or a sentence that goes on
+        certain = last + 1 not in starts  # the last sentence end of the document, or a sentence that goes on
         closes = fresh[ends - 1] & (np.arange(len(ends)) < len(ends) - certain)
         document = np.insert(np.where(fresh, i, -1), ends, np.where(closes, i, -1))
         found.append((Stream(int(i), int(first), lengths.tolist()), document, np.insert(place, ends, -1)))

@@ -1,7 +1,7 @@
 """Tokenizers: text to ids and back, one class for all kinds.
 
-Whatever its origin (trained here, GPT-2's two files, any `tokenizer.json`, plain bytes), a tokenizer answers four
-questions alike: the ids of a text, the bytes of text behind each id (bits per byte need them), the number of ids
+Whatever its origin (trained here, GPT-2's two files, any `tokenizer.json`, plain bytes), a tokenizer answers the same
+four questions: the ids of a text, the bytes of text that each covers (for bits per byte), the number of ids
 that a text can contain, and the id that ends a document. Only the corpus writes the document end: a text that
 spells "<|endoftext|>" is a text like any other.
 
@@ -36,17 +36,17 @@ PIECE = 1 << 18
 """Characters. A longer document is encoded in pieces: the library takes over 100 bytes per token while it works."""
 
 _CUT = re.compile(r"(?<=[^\W_])\n")
-"""Between a letter or digit and a line break, where most byte-level pre-tokenizers cut, too. If one does not, and has a
-token that reaches over this place, documents stay whole: pieces change no token."""
+"""Between a letter or digit and a line break, where most byte-level pre-tokenizers also cut. If one does not, and has a
+token that spans this place, documents stay whole: cutting must not change any token."""
 
 
 class Tokenizer:
-    """Ids of texts and texts of ids.
+    """Turns texts into ids, and ids into texts.
 
     Attributes:
         end: the token that ends a document; no text contains it.
         eos: its id.
-        is_end_added: whether the tokenizer had none.
+        is_end_added: whether the tokenizer had none of its own.
         vocabulary: V, the number of ids that a document can contain, `eos` included.
     """
 
@@ -57,8 +57,8 @@ class Tokenizer:
         if not ids:
             raise UserError("corpus.tokenizer: its vocabulary is empty; take another, or bpe, which is trained here")
         end = next((name for name in DOCUMENT_ENDS if name in ids), DOCUMENT_ENDS[0])
-        inner.add_special_tokens([end])  # one that is there keeps its id
-        inner.encode_special_tokens = True  # spelled out in a text, they are text
+        inner.add_special_tokens([end])  # an existing one keeps its id
+        inner.encode_special_tokens = True  # special tokens spelled out in a text are text
         self._inner = inner
         self.end, self.is_end_added = end, end not in ids
         self.eos: int = inner.token_to_id(end)  # type: ignore[assignment] - it was just added
@@ -71,11 +71,11 @@ class Tokenizer:
         return self.encode_batch([text])[0][0]
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Encodes texts on all cores, releasing the interpreter while it does.
+        """Encodes texts on all cores, without holding the interpreter lock.
 
-        Returns: for each text its ids (N,) uint32, without document end, and the bytes of text behind each (N,),
+        Returns: for each text its ids (N,) uint32, without document end, and the bytes of text that each covers (N,),
             which add up to the UTF-8 length of the text.
-        Raises: UserError if a text contains the document end all the same (a word-level vocabulary may), or a
+        Raises: UserError if a text encodes to the document end (possible with a word-level vocabulary), or a
             byte-level tokenizer drops some of it.
         """
         if self._bytes_by_id is None:
@@ -107,7 +107,7 @@ class Tokenizer:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether `decode` gives back the text of a whole document, byte for byte."""
+        """Whether `decode` restores the text of a whole document, byte for byte."""
         return self._bytes_by_id is not None
 
     @functools.cached_property
@@ -131,7 +131,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _ends_lines(self) -> bool:
-        """Whether no token of a byte-level tokenizer reaches over the places at which `_pieces` cuts."""
+        """Whether no token of a byte-level tokenizer spans the places at which `_pieces` cuts."""
         if all("Ċ" not in token[1:] for token in self._inner.get_vocab(with_added_tokens=False)):
             return True
         found = self._inner.pre_tokenizer.pre_tokenize_str("a\n1\né\n")  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ class Tokenizer:
 
     @property
     def hash(self) -> str:
-        """Of everything that decides the ids; equal to that of the file which `to_file` writes."""
+        """Hash of everything that decides the ids; equal to that of the file that `to_file` writes."""
         return content_hash(self._inner.to_str().encode())
 
     @classmethod

@@ -5,7 +5,7 @@
     targets  a1 a2 $  . | b1 $  .  c1             . is IGNORE: across documents nothing is asked
 
 A view's batch is a pure function of (seed, step). All views read the one stream of `Order`, so methods with
-different views meet the same documents in the same order.
+different views see the same documents in the same order.
 Letters: B rows, T tokens of a row.
 """
 
@@ -23,20 +23,20 @@ from tandem.corpus.store import Store
 from tandem.recipe import UserError
 
 IGNORE = -100
-"""Target of a position that is asked nothing."""
+"""Marks positions without a target."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of tokens with what is asked of them.
+    """Rows of tokens with their targets.
 
     Attributes:
         tokens: (B, T) int64; where a position reads a bag of s tokens (corpus/bags.py), (B, T, s).
-        targets: (B, T) int64, the token after each, IGNORE where nothing is asked; (B, T, S) where S are asked.
-        starts: (B, T) int64, index in the row of the first position that each position may know of: where its
+        targets: (B, T) int64, the token after each, IGNORE where there is no target; (B, T, S) with S targets each.
+        starts: (B, T) int64, index in the row of the first position that each position may see: where its
             document starts, 0 if that was in an earlier row.
-        key: of what is drawn at random in this step, the same for all its micro-batches and processes; None: nothing
-            is drawn, as in every evaluation.
+        key: random key of this step, the same for all its micro-batches and processes; None: nothing is drawn at
+            random, as in every evaluation.
         row: place of the batch's first row among the rows of the step.
         blocks: (B, T) int64, index in the row at which the block of each position begins, for networks that read in
             blocks (corpus/partition.py); None: they draw their own.
@@ -50,7 +50,7 @@ class Batch:
     blocks: Tensor | None = None
 
     def keyed(self, key: int, part: int) -> Self:
-        """As the part of a step of which other parts have as many rows."""
+        """This batch as part number `part` of a step whose parts have equally many rows."""
         return replace(self, key=key, row=part * len(self.tokens))
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -65,21 +65,21 @@ class View(Protocol):
     context: int
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
-        """The rows of one step, or one of `parts` equal runs of them: together they are the same whatever `parts`.
+        """The rows of one step, or one of `parts` equal parts of them: together they are the same for any `parts`.
 
-        Raises: UserError if the rows can not be split so.
+        Raises: UserError if the rows can not be split into `parts`.
         """
         ...
 
     def read(self, step: int) -> int:
-        """Where the view stands in the stream before `step`: what lies before is read, or passed over."""
+        """The position in the stream before `step`: everything before it has been read, or skipped."""
         ...
 
 
 class PackedRows:
-    """Documents one after the other, cut into rows of equal length: row r of step s is the stream's slice
-    [(s * rows + r) * context, ... + context], its first `context` tokens the inputs, its last the targets; all of it
-    `begin` tokens on."""
+    """Documents one after the other, cut into rows of equal length. Row r of step s is the stream's slice
+    [(s * rows + r) * context, ... + context], shifted by `begin`: its first `context` tokens are the inputs, its last
+    `context` the targets."""
 
     def __init__(self, store: Store, seed: int, rows: int, context: int):
         self.order, self.rows, self.context, self.begin = Order(store, seed), rows, context, 0
@@ -92,11 +92,11 @@ class PackedRows:
         return other
 
     def of_run(self, steps: int) -> "PackedRows":
-        """For a run of so many steps; nothing here depends on it."""
+        """The view for a run of this many steps; packed rows do not depend on it."""
         return self
 
     def require(self) -> None:
-        """Raises: UserError where the run could not be read so; rows always can."""
+        """Raises: UserError if this view can not serve the run; packed rows always can."""
 
     @property
     def words(self) -> str:
@@ -119,7 +119,7 @@ class PackedRows:
 
 
 def equal_part(rows: int, parts: int) -> int:
-    """Rows of each of `parts` equal parts. Raises: UserError where there are no such."""
+    """Rows of each of `parts` equal parts. Raises: UserError if the rows can not be split equally."""
     if rows % parts:
         raise UserError(f"batch: {rows} rows can not be split into {parts} equal parts")
     return rows // parts
@@ -127,29 +127,29 @@ def equal_part(rows: int, parts: int) -> int:
 
 @dataclass(frozen=True)
 class ScoringBatch:
-    """A batch and whose targets it asks: `document` and `index` are (B, T) int64, -1 where nothing is asked.
+    """A batch, with the document of each target and its index there: both (B, T) int64, -1 where nothing is scored.
 
-    A network that is told where sentences end is asked for that, too (`document` is that of the sentence, `index` is
-    -1), and for the first token of a document (`index` is 0).
+    A network that is told where sentences end is also scored on these ends (`document` is that of the sentence, `index`
+    is -1) and on the first token of a document (`index` is 0).
     """
 
     batch: Any
-    """A Batch, or what else the network reads."""
+    """A Batch, or what the network reads instead."""
     document: Tensor
     index: Tensor
 
 
 Window = tuple[int, int, int, int]
-"""(document, first, last, asked): inputs first .. last-1 of a document, of which those from `asked` on are asked."""
+"""(document, first, last, asked): inputs first .. last-1 of a document, of which those from `asked` on have targets."""
 
 
 def scoring_rows(
     store: Store, context: int, rows: int, documents: Iterable[int] | None = None
 ) -> Iterator[ScoringBatch]:
-    """Tokens 2 to last of every document, document end included, each asked once, in batches of at most `rows` rows.
+    """Tokens 2 to last of every document, document end included, each scored once, in batches of at most `rows` rows.
 
     A document starts with no context. One longer than a row is read in windows that overlap by half, so a token
-    has min(index, context / 2) tokens before it or more.
+    has at least min(index, context / 2) tokens before it.
     """
     return rows_of(windows(store, context, documents), store, context, rows)
 
@@ -157,10 +157,10 @@ def scoring_rows(
 def rows_of(
     windows: Iterable[Window], store: Store, context: int, rows: int, divided: bool = False
 ) -> Iterator[ScoringBatch]:
-    """Windows as batches of at most `rows` rows; where `divided`, what is asked of each is a block of its own.
+    """Windows as batches of at most `rows` rows; if `divided`, the scored part of each is a block of its own.
 
-    Windows go into the first row of the batch with room for them, each with its own `starts`; what is left of a row
-    holds the document end, which asks and is told nothing.
+    Windows go into the first row of the batch with room for them, each with its own `starts`; the rest of a row
+    holds document ends, which have no target and see only themselves.
     """
     for placed in placed_windows(windows, context, rows):
         height = 1 + max(row for row, *_ in placed)
@@ -182,9 +182,9 @@ def rows_of(
 
 
 def windows(store: Store, context: int, documents: Iterable[int] | None = None) -> Iterator[Window]:
-    """Those of every document, or of some, that overlap by half."""
+    """Windows of all documents, or of some, that overlap by half."""
     for i in range(len(store)) if documents is None else documents:
-        end, first, last = int(store.lengths[i]) - 1, 0, 0  # the document end is asked for, never read
+        end, first, last = int(store.lengths[i]) - 1, 0, 0  # the document end is predicted, never read
         while last < end:
             asked, last = last, min(first + context, end)
             yield i, first, last, asked
@@ -192,7 +192,7 @@ def windows(store: Store, context: int, documents: Iterable[int] | None = None) 
 
 
 def placed_windows(windows: Iterable[Window], context: int, rows: int) -> Iterator[list[tuple[int, int, Window]]]:
-    """Yields for each batch its windows with their place: (row, column, window)."""
+    """Yields, for each batch, its windows with their places: (row, column, window)."""
     placed, used = [], np.zeros(rows, int)
     for window in windows:
         length = window[2] - window[1]

@@ -1,4 +1,4 @@
-"""What a trained network is worth."""
+"""Evaluation of trained networks."""
 
 from tandem.evaluation import likelihood
 

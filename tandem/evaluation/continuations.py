@@ -1,19 +1,19 @@
 """How likely a network finds given continuations, and whether it would have written them.
 
-Everything is asked of a session, so that every network that generates can be asked: the log-likelihood of a
-continuation is what generation would have paid for it, and it is greedy where generation would have written it. A
+Everything goes through a session, so this works for every network that generates: the log-likelihood of a continuation
+is the one that generation assigns to it, and it is greedy if generation at temperature 0 would have written it. A
 prompt is read once for all its continuations:
 
     prompt     The cat sat           session.prefill       log p( on), log p( by)
     asked       on the mat           fork, step, step      log p( the), log p( mat)
                 by the door          fork, step, step      log p( the), log p( door)
 
-Rows that are through go on unseen, as in generation. Nothing that is found depends on how many prompts are read at a
-time, up to rounding; equal questions are asked once, so that equal choices tie exactly. Log-probabilities are float32,
-autocast or not; their sums are float64.
+Finished rows keep running unseen, as in generation. Up to rounding, no result depends on how many prompts are read at a
+time; equal questions are asked once, so that equal choices tie exactly. Log-probabilities are float32, with or without
+autocast; their sums are float64.
 
-A session goes forward only, so this takes as many steps as the longest continuation of a batch has tokens: batches are
-made of continuations of like length.
+A session only goes forward, so a batch takes as many steps as its longest continuation has tokens: batches are made of
+continuations of similar length.
 Shapes: B rows, V vocabulary.
 """
 
@@ -42,9 +42,9 @@ class Answer(NamedTuple):
 
 
 def question(network: Network, prompt: Sequence[int], continuation: Sequence[int]) -> Question:
-    """A question whose tokens but the last fit into the network's context: the prompt's oldest are left out.
+    """A question whose tokens, all but the last, fit into the network's context: the prompt's oldest are left out.
 
-    Raises: UserError where the network has no positions for the continuation itself.
+    Raises: UserError if the network has too few positions for the continuation itself.
     """
     if network.longest is not None and len(continuation) > network.longest:
         raise UserError(
@@ -62,7 +62,7 @@ def answers(
     rows: int,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Answer]:
-    """Answers in the order of the questions, from `network` where its weights are.
+    """Answers in the order of the questions, computed on the device of the network.
 
     Args:
         rows: prompts read at a time.
@@ -84,9 +84,9 @@ def answers(
 def _batches(
     by_prompt: Mapping[tuple[int, ...], list[tuple[int, ...]]], rows: int, longest: int | None
 ) -> Iterator[list[tuple[int, ...]]]:
-    """The prompts, at most `rows` at a time, in the order of their longest continuation, then of their own length.
+    """The prompts, at most `rows` at a time, by the length of their longest continuation, then by their own.
 
-    Where positions end, the longest prompt of a batch has room for its longest continuation: all rows go on to its end.
+    If positions are limited, the longest prompt of a batch has room for its longest continuation: all rows go that far.
     """
     steps = {prompt: max(map(len, continuations)) for prompt, continuations in by_prompt.items()}
     batch: list[tuple[int, ...]] = []
@@ -121,7 +121,7 @@ def _read(
 
 
 def _follow(session: Session, logits_BV: Tensor, continuations: list[tuple[int, ...]], vocabulary: int) -> list[Answer]:
-    """The answer of every row, from what a session says now and after each further token; () asks nothing."""
+    """The answer of every row, from a session's logits now and after each further token; (): no question."""
     T = max(map(len, continuations))
     tokens_BT = torch.tensor([[*row, *[0] * (T - len(row))] for row in continuations], device=logits_BV.device)
     log_p, is_likeliest = [], []

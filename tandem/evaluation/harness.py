@@ -1,4 +1,4 @@
-"""Networks under EleutherAI's evaluation harness (lm-eval), which knows the tasks and their metrics.
+"""Networks in EleutherAI's evaluation harness (lm-eval), which defines the tasks and their metrics.
 
     found = run_tasks(Harness(network, tokenizer, rows=16), read_tasks("hellaswag,lambada_openai"), limit=200)
     found[0].metrics["acc_norm"]                    # Metric(value=0.265, error=0.031)
@@ -9,10 +9,10 @@ What the harness asks, and where the answers come from:
     loglikelihood_rolling   likelihood.py: the ruler, tokens 2 to last of each text, its end included
     generate_until          generation at temperature 0
 
-A network that can not do one of these says so in its own words, which the command shows. A text that starts with no
-context is not asked for its first token, by any method: with an empty prompt, the first token is the prompt.
+A network that can not do one of these raises an error of its own, which the command shows. No method scores the first
+token of a text without context: with an empty prompt, the first token is the prompt.
 
-Importing this module takes the extra `harness`.
+Importing this module needs the extra `harness`.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from tandem.recipe import UserError
 Told = Callable[[int, int], object]
 
 MOST_TOKENS = 256
-"""Generated, where a task does not say; the harness's own number."""
+"""Tokens to generate where a task does not say; the harness's own number."""
 RESAMPLES = 1000
 """For standard errors that have no formula, such as that of a perplexity."""
 FEW_SHOT_SEED = 1234
@@ -55,7 +55,7 @@ REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by th
 
 
 class Harness(TemplateLM):
-    """A network as the harness sees it, where its weights are.
+    """A network as the harness sees it, on the device of its weights.
 
     Args:
         rows: prompts read at a time; changes nothing but speed and memory.
@@ -89,11 +89,11 @@ class Harness(TemplateLM):
         return self._loglikelihood_tokens([(request.args, *self._pair(*request.args)) for request in requests])
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, cut where the context ends, as the harness does it for every model."""
+        """Tokens of both, cut where the context ends, as the harness does for every model."""
         prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
         if not prompt:
             return asked[:1], asked[1:]
-        prompt = self.network.prompt(self.tandem_tokenizer, context.rstrip())  # the same, with what else it is told
+        prompt = self.network.prompt(self.tandem_tokenizer, context.rstrip())  # the same, with what the network adds
         if not asked:
             raise UserError(
                 f"nothing is left to ask after {context[-40:]!r}: this tokenizer joins it with {continuation[:40]!r} "
@@ -120,7 +120,7 @@ class Harness(TemplateLM):
         return log_likelihoods.tolist()
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The likeliest text after each request's context, up to a stop string of its task, which is left out."""
+        """The greedy continuation of each request's context, up to a stop string of its task, which is left out."""
         texts = ["" for _ in requests]
         by_length: dict[int, list[int]] = {}
         options = [_options(request.args[1]) for request in requests]
@@ -138,7 +138,7 @@ class Harness(TemplateLM):
         return texts
 
     def _prompt(self, context: str, most: int) -> list[int]:
-        """Its newest tokens that fit; where positions end, with room for `most` more."""
+        """The newest tokens of a context that fit; if positions are limited, with room for `most` more."""
         longest, room = self.network.longest, self.network.context
         if longest is not None:
             room = longest - most
@@ -150,10 +150,10 @@ class Harness(TemplateLM):
         return self.network.prompt(self.tandem_tokenizer, context)[-room:] or [self.eot_token_id]
 
     def _write(self, prompts: list[list[int]], stops: list[list[str]], most: int) -> list[str]:
-        """The likeliest text after each prompt, until the document end or one of its stop strings."""
+        """The greedy continuation of each prompt, up to the document end or one of its stop strings."""
         tokens: list[list[int]] = [[] for _ in prompts]
         texts, going = ["" for _ in prompts], set(range(len(prompts)))
-        generators = row_generators(0, len(prompts))  # which the likeliest token asks nothing
+        generators = row_generators(0, len(prompts))  # unused at temperature 0
         written = generate(
             self.network, prompts, generators, sampler=LIKELIEST, max_tokens=most, stop=self.eot_token_id
         )
@@ -198,10 +198,10 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a network reached in a task.
+    """A network's results in a task.
 
-    items: one for each item, in the order of the file: what was asked answered as (log-likelihood, is greedy) or a
-        text, and the metrics of the item.
+    items: one for each item, in the order of the file: the answers, each (log-likelihood, is greedy) or a text, and
+        the metrics of the item.
     settings: of the task, as the harness read them.
     """
 
@@ -214,7 +214,7 @@ class TaskResult:
 
 
 def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = None) -> list[TaskResult]:
-    """Runs tasks, the first `limit` items of each or all.
+    """Runs tasks on the first `limit` items of each, or on all.
 
     Raises: UserError naming the task that can not be read, or that the network can not do, and why.
     """
@@ -245,7 +245,7 @@ def _loaded(file: TaskFile) -> Any:
 
 
 def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
-    with _one_process(), contextlib.redirect_stdout(sys.stderr):  # it tells of its resampling there
+    with _one_process(), contextlib.redirect_stdout(sys.stderr):  # it reports its resampling on stdout
         found: Any = evaluate(lm=adapter, task_dict=loaded, limit=limit, bootstrap_iters=RESAMPLES)
     return [
         TaskResult(
@@ -262,7 +262,7 @@ def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """The harness resamples in a process for every core unless told otherwise; a fork of a process with threads."""
+    """Keeps the harness from resampling in one process per core, each a fork of a process with threads."""
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     try:

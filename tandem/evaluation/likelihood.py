@@ -1,27 +1,27 @@
-"""The one ruler: the nats that a method gives to text, token by token, from left to right.
+"""The one ruler: the negative log-likelihood of text under a method, in nats, token by token from left to right.
 
-Only this number is compared between methods. Scored are tokens 2 to last of every document, its end included:
+Only this number is compared between methods. It covers tokens 2 to last of every document, its end included:
 
     document     The cat sat $          $ ends it; it starts with no context
     scored           cat sat $          nll = nats / 3 tokens
     bytes             4   4  0          bits per byte = nats / ln 2 / 8 bytes; those of "The" are not asked
 
-A document longer than the context is read in windows that overlap by half, each token scored once; a network whose
-state has no such bound reads it whole, and in windows once more for a value beside. With `prefix` only
-what follows a break point is asked, given what lies before: the break points are fixed, one for each document (or each
-piece of a long one), so that every network, one that reads its context in both directions included, is asked for the
-same tokens of the same rows (corpus/prefixes.py). Scores are float32,
-autocast or not; sums are float64 and by document, so that two methods can be compared document by document.
+A document longer than the context is read in windows that overlap by half, each token scored once. A network whose
+state has no such bound reads it whole, and once more in windows for comparison. With `prefix`, only what follows a
+break point is scored, given what comes before it. Break points are fixed, one for each document (or each piece of a
+long one), so that every network, even one that reads its context in both directions, is scored on the same tokens of
+the same rows (corpus/prefixes.py). Scores are float32, with or without autocast; sums are float64 and by document, so
+that two methods can be compared document by document.
 
 A network that is told where sentences end knows more than the text up to a token. So its sentence ends are counted
-apart, and three numbers tell what the text costs it:
+separately, and three numbers describe what the text costs it:
 
-    nll                   the list above, sentence ends known for nothing
-    nll_with_boundaries   the list and every sentence end but the last of a document (behind the document end it is
-                          certain), by as many tokens: an upper bound of -log p(text), which any other network's is, too
-    nll_paper             tokens 1 to last without the document end, by their number, as Thought Gestalt counts
+    nll                   the tokens above; knowing the sentence ends costs nothing
+    nll_with_boundaries   these tokens and every sentence end but the last of a document (certain after the document
+                          end), per token as in nll: an upper bound of -log p(text), as any other network's nll is
+    nll_paper             tokens 1 to last without the document end, per token, as Thought Gestalt counts
 
-A gain over a network without boundaries counts only if it holds in the second.
+A gain over a network without boundaries counts only if it also holds in nll_with_boundaries.
 """
 
 import math
@@ -38,12 +38,12 @@ from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, register
 
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
-"""Places in that order: what is chosen by the tuning half is compared on documents that had no say in it."""
+"""Slices of the shuffled order: what is chosen on the tuning half is compared on documents that had no say in it."""
 
 
 @register("evaluation")
 class Evaluation:
-    """Likelihood of held-out text, on the way and at the end."""
+    """Likelihood of held-out text, during training and at its end."""
 
     class Config(Settings):
         every: int | None = Field(None, ge=1)
@@ -51,13 +51,13 @@ class Evaluation:
         points: int | None = Field(None, ge=1)
         """Evaluations in a run, evenly spaced, the end included; null: only at the end, unless `every` is given."""
         split: Literal["all", "comparison", "tuning"] = "all"
-        """Held-out documents that count: all, or one of two halves, of which no document is in both."""
+        """Held-out documents to score: all, or one of two disjoint halves."""
         documents: int | None = Field(50, ge=1)
-        """Documents scored on the way; null: all."""
+        """Documents scored during training; null: all."""
         final_documents: int | None = Field(None, ge=1)
-        """Documents scored at the end; null: all."""
+        """Documents scored at the end of training; null: all."""
         prefix: bool = False
-        """Ask for what follows a break point in each document, in place of all of it (prefix LM)."""
+        """Score only what follows a break point in each document (prefix LM)."""
         rows: int = Field(16, ge=1)
         """Rows scored at a time; changes nothing but speed and memory."""
         texts: dict[str, str | list[str]] = {}
@@ -74,16 +74,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What was scored, by document: `order` (D,) are their numbers in the store, the others their sums."""
+    """Scores by document: `order` (D,) are the documents' numbers in the store, all else their sums."""
 
     order: np.ndarray
     nats_by_document: np.ndarray
     tokens_by_document: np.ndarray
     bytes_by_document: np.ndarray
     end_nats_by_document: np.ndarray
-    """Of sentence ends; 0 for a network without."""
+    """Nats of sentence ends; 0 for a network without them."""
     text_nats_by_document: np.ndarray
-    """Of all tokens of the text, the first included, the document end not; NaN for a network that asks no first."""
+    """Nats of the whole text, first token included, document end not; NaN if the first is not predicted."""
 
     @property
     def nats(self) -> float:
@@ -95,7 +95,7 @@ class Likelihood:
 
     @property
     def bytes(self) -> int:
-        """Of the text of the scored tokens, UTF-8."""
+        """Bytes of the text of the scored tokens, UTF-8."""
         return int(self.bytes_by_document.sum())
 
     @property
@@ -119,7 +119,7 @@ class Likelihood:
 
     @property
     def nll_paper(self) -> float | None:
-        """Nats per token of the text, of which there are as many as are scored; None where the first is not asked."""
+        """Nats per token of the text, which has as many tokens as are scored; None if the first is not predicted."""
         nats = float(self.text_nats_by_document.sum())
         return None if math.isnan(nats) else nats / self.tokens
 
@@ -140,7 +140,7 @@ def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
 
 
 def documents_to_score(store: Store, documents: int | None, split: str) -> np.ndarray:
-    """(D,) their numbers, by what `likelihood` says of its arguments. Raises: UserError where there is none."""
+    """(D,) numbers of the documents, chosen as `likelihood` describes. Raises: UserError if there is none."""
     order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
     order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
@@ -151,7 +151,7 @@ def documents_to_score(store: Store, documents: int | None, split: str) -> np.nd
 
 
 def require_bytes(store: Store, context: int, documents: int | None, split: str, prefix: bool) -> None:
-    """Raises: UserError where the tokens that `likelihood` scores by these arguments stand for no text."""
+    """Raises: UserError if the tokens that `likelihood` scores with these arguments cover no text."""
     order = documents_to_score(store, documents, split).tolist()
     windows = suffix_windows(store, context, order) if prefix else ((i, 0, store.lengths[i] - 1, 0) for i in order)
     if not any(store.token_bytes[store.offsets[i] :][asked + 1 : last + 1].any() for i, _, last, asked in windows):
@@ -174,16 +174,16 @@ def likelihood(
     share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
-    """Scores documents of `store` with `network`, where its weights are.
+    """Scores documents of `store` with `network`, on the device of its weights.
 
     Args:
         context: tokens of a row.
         rows: rows scored at a time.
-        documents: how many; None: all. A part is the first of one fixed shuffled order, the same for every method and
-            seed, and part of every larger part. (The first of the store would be those of one source.)
-        split: those to take from: "all", or every second one of that order, "comparison" or "tuning".
-        prefix: asks for what follows the documents' break points alone.
-        whole: as the network reads documents; else in windows, whatever it could read.
+        documents: how many; None: all. Fewer are the first of one fixed shuffled order, the same for every method and
+            seed, so a smaller choice is part of a larger one. (The first of the store would be those of one source.)
+        split: those to choose from: "all", or every second one of that order, "comparison" or "tuning".
+        prefix: scores only what follows the documents' break points.
+        whole: reads documents as the network does; else in windows, whatever the network could read.
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
@@ -219,7 +219,7 @@ def likelihood(
 
 
 def joined(parts: Sequence[Likelihood]) -> Likelihood:
-    """All parts of some documents, i of n in the order of i, as if they had been scored at once."""
+    """Puts together all parts (i, n) of a score, given in the order of i, as if it had been computed at once."""
     whole = sum(part.documents for part in parts)
     columns = []
     for field in fields(Likelihood):

@@ -1,6 +1,6 @@
-"""Task files: what `tandem evaluate RUN --tasks` can be asked, by name.
+"""Task files: what `tandem evaluate RUN --tasks` accepts, by name.
 
-A file is one of three things; those of this package lie in tasks/.
+A file is one of three things; those of this package are in tasks/.
 
     task: piqa                         a task of the evaluation harness, in its own YAML
     dataset_path: json
@@ -13,7 +13,7 @@ A file is one of three things; those of this package lie in tasks/.
     tasks: [piqa, hf:sciq]             a set of others
 
 `${NAME}` is taken from the environment. `hf:NAME` is a task that ships with the harness and reads its data from the
-hub; a name that ends in .yaml is a file of your own. Files are data: tags that run code are not read.
+hub; a name that ends in .yaml is a file of your own. Files are data: tags that run code are refused.
 """
 
 import os
@@ -52,12 +52,12 @@ class Texts:
 
 
 def read_tasks(names: str) -> list[TaskFile | Texts]:
-    """What names, separated by commas, ask for; each once.
+    """The tasks and texts that comma-separated names stand for, each once.
 
-    Raises: UserError naming the file, and the line where it is known, that can not be read, and two that have one name.
+    Raises: UserError naming a file that can not be read, with the line if it is known, or two that share a name.
     """
     found: dict[str, TaskFile | Texts] = {}
-    kept: dict[str, str] = {}  # name of a record -> where what it is of is written
+    kept: dict[str, str] = {}  # name of a record -> where its task or text is written
     for read in (read for name in filter(None, names.split(",")) for read in _read(name.strip(), ())):
         found[read.where] = read
         for name in read.texts if isinstance(read, Texts) else [read.name.removeprefix(HUB)]:
@@ -72,7 +72,7 @@ def read_tasks(names: str) -> list[TaskFile | Texts]:
 
 
 def shipped() -> list[str]:
-    """Names of the files of this package."""
+    """Names of the task files of this package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -122,7 +122,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _expanded(value: Any, path: Path) -> Any:
-    """With every `${NAME}` taken from the environment."""
+    """The value with every `${NAME}` taken from the environment."""
     if isinstance(value, dict):
         return {key: _expanded(inner, path) for key, inner in value.items()}
     if isinstance(value, list):
@@ -147,7 +147,7 @@ def _task(path: Path, content: dict[str, Any]) -> TaskFile:
 
 
 def _names(files: Any) -> Iterator[str]:
-    """Of local files, in what the harness takes for them: a name, a list of names, either by split."""
+    """Names of local files, from what the harness accepts: a name, a list of names, or either by split."""
     if isinstance(files, str) and "://" not in files:
         yield files
     elif isinstance(files, list | dict):

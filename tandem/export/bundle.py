@@ -2,11 +2,11 @@
 
     bundle({"tandem.networks.sps": {"SPS"}})      {"tandem_networks_sps.py": "...", "tandem_nn_block.py": "...", ...}
 
-Names are followed from the given ones on: a module keeps, as they are written, the statements that define what is
-needed, and their comments; classes leave out what only training and tests ask of them (AT_HOME). So what is exported
-is the very code that trained the network, and a new network is exported by being imported. Only imports are written
-anew: within Tandem they become relative, for `transformers` copies what a file of a model imports from beside it; and
-pydantic, which reads recipes, gives way to export/plain.py.
+Starting from the given names, a module keeps, as they are written, the statements that define what is needed, with
+their comments; classes leave out methods that only training and tests use (AT_HOME). So the exported code is the very
+code that trained the network, and a new network needs no export code of its own. Only imports are rewritten: within
+Tandem they become relative, because `transformers` copies the files that a model's file imports from beside it; and
+pydantic, which reads recipes, is replaced by export/plain.py.
 """
 
 import ast
@@ -19,10 +19,10 @@ from pathlib import Path
 HOUSE = "tandem"
 PLAIN = f"{HOUSE}.export.plain"
 STAND_INS = {("pydantic", "Field"): (PLAIN, "Field"), (f"{HOUSE}.recipe.settings", "Settings"): (PLAIN, "Settings")}
-"""(module, name) -> what exported code has in its place."""
+"""(module, name) -> what exported code uses in its place."""
 
 AT_HOME = {"view", "scoring", "prompt", "check", "drawing", "degenerate", "tiny", "start_from"}
-"""Methods that read a corpus, or that serve the contract: what is exported reads the ids that it is given."""
+"""Methods that read a corpus or serve the contract tests: exported code only reads the ids that it is given."""
 
 ROOT = Path(__file__).parents[1]
 Import = ast.Import | ast.ImportFrom
@@ -32,7 +32,7 @@ Import = ast.Import | ast.ImportFrom
 class Source:
     """A module of Tandem. `statements` are (first line, end line, node); `defined` are their numbers by name.
 
-    A statement begins where the one before it ends, and so with its comments.
+    A statement begins where the previous one ends, so it includes the comments above it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Source:
         text = _path(name).read_text("utf-8")
         source, end = cls(name, text, ast.parse(text)), 0
         for node in source.tree.body:
-            if _is_text(node) and source.statements:  # what is said of an option, or of a constant
+            if _is_text(node) and source.statements:  # describes the option or constant above it
                 first, _, before = source.statements.pop()
                 source.statements.append((first, node.end_lineno or 0, before))
             else:
@@ -57,16 +57,16 @@ class Source:
         return source
 
     def lines(self, number: int) -> str:
-        """A statement as it is written."""
+        """The source text of a statement."""
         first, end, _ = self.statements[number]
         return "".join(self.text.splitlines(keepends=True)[first:end])
 
 
 def bundle(wanted: Mapping[str, set[str]], names: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Files of source by their name, with all that the `wanted` names of modules need.
+    """Source files by name, with everything that the `wanted` names of modules need.
 
-    `names` are those of modules in the bundle, where they are not to be those in Tandem.
-    Raises: LookupError where something is needed that has no stand-in, such as another part of pydantic.
+    `names` gives the names of modules in the bundle that differ from the default.
+    Raises: LookupError if something without a stand-in is needed, such as another part of pydantic.
     """
     gathered = _Gathered(dict(names or {}))
     for module, words in wanted.items():
@@ -80,13 +80,13 @@ class _Gathered:
         self.names = names
         self.kept: dict[str, set[int]] = {}
         self.aliases: dict[str, set[str]] = defaultdict(set)
-        """Of each module, the names that its own import statements have to bring."""
+        """For each module, the names that its own import statements have to import."""
 
     def flat(self, module: str) -> str:
         return self.names.get(module, module.replace(".", "_"))
 
     def need(self, module: str, name: str) -> None:
-        """Keeps what defines `name` in `module`, and all that this needs in turn."""
+        """Keeps what defines `name` in `module`, and everything that this needs in turn."""
         source = Source.of(module)
         if name not in source.defined:
             raise LookupError(f"{module} has no {name}, which an exported network needs")
@@ -140,7 +140,7 @@ class _Gathered:
         return "".join(parts)
 
     def _with_imports(self, source: Source, number: int) -> str:
-        """A statement as it is written, but for the imports within it."""
+        """The source text of a statement, with its imports rewritten and without methods of AT_HOME."""
         text, node = source.lines(number), source.statements[number][2]
         for method in _left_at_home(node):
             text = text.replace(_lines_of(source.text, method), "")
@@ -152,7 +152,7 @@ class _Gathered:
         return text
 
     def _imports(self, node: Import, aliases: list[ast.alias]) -> list[str]:
-        """What brings these names of an import in the bundle, in lines."""
+        """Lines that import these names of an import statement within the bundle."""
         if isinstance(node, ast.Import):
             return [ast.unparse(ast.Import([alias])) for alias in aliases]
         lines, names = [], defaultdict(list)
@@ -176,7 +176,7 @@ def _left_at_home(node: ast.stmt) -> list[ast.stmt]:
 
 
 def _walked(node: ast.stmt) -> Iterator[ast.AST]:
-    """All within a statement that is exported with it."""
+    """All nodes of a statement that are exported with it."""
     left = _left_at_home(node)
     if not left:
         yield from ast.walk(node)
@@ -187,7 +187,7 @@ def _walked(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _lines_of(text: str, method: ast.stmt) -> str:
-    """A method as it is written, with its decorators and the empty line before it."""
+    """The source text of a method, with its decorators and the empty line before it."""
     assert isinstance(method, ast.FunctionDef)
     first = min([method.lineno, *(decorator.lineno for decorator in method.decorator_list)])
     lines = text.splitlines(keepends=True)
@@ -223,7 +223,7 @@ def _top(node: Import, alias: ast.alias) -> str:
 
 
 def _named(node: ast.AST) -> str:
-    """A name that is used, or spelled out in an annotation."""
+    """The name that a node uses, or spells out in an annotation."""
     if isinstance(node, ast.Name):
         return node.id
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
@@ -234,9 +234,9 @@ def _stands_in(module: str, node: ast.stmt) -> tuple[str, str] | None:
 
 
 def _found(node: Import, alias: ast.alias) -> tuple[str | None, str | None]:
-    """(module of the house, name in it) that an import brings, through packages that hand it on.
+    """(module of Tandem, name in it) that an import refers to, through packages that re-export it.
 
-    The name is None for a module as such, and both are None for what comes from elsewhere.
+    The name is None for a module itself, and both are None for imports from outside Tandem.
     """
     if isinstance(node, ast.Import):
         assert alias.name.split(".")[0] != HOUSE, f"import {alias.name}: write `from` to be exported"

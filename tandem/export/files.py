@@ -1,4 +1,4 @@
-"""The files of a model in a folder, read with one clear message for what is absent, broken or not meant."""
+"""Reads the files of a model folder, with one clear message if one is missing, broken or unsuitable."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from tandem.recipe import UserError
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 INDEX = "model.safetensors.index.json"
-"""Of weights in several files: the file of each, by name."""
+"""For weights in several files: the file of each tensor, by name."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises: UserError where there is none, or one that is no JSON object."""
+    """config.json. Raises: UserError if there is none, or if it is not a JSON object."""
     return _object(found(folder / CONFIG))
 
 
@@ -26,8 +26,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """tokenizer.json without the step that puts tokens around a text, which Tandem never takes; one that only trims
-    offsets stays."""
+    """Writes tokenizer.json without the step that puts tokens around a text, which Tandem never uses; a step that only
+    trims offsets stays."""
     path = folder / TOKENIZER
     tokenizer.to_file(path)
     described = _object(path)
@@ -39,7 +39,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Tensors by name, of one file or of all that an index names."""
+    """Tensors by name, from one file or from all that an index names."""
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         try:

@@ -1,14 +1,14 @@
-"""Decoders that others trained, read from their folders: Llama and Qwen3, as `transformers` keeps them.
+"""Loads decoders that others trained, Llama and Qwen3, from folders as `transformers` writes them.
 
     decoder, tokenizer = load_foreign(Path("Qwen3-0.6B"))
 
-Both are the house's decoder at other settings: rotary pairs by halves, the same SwiGLU and RMSNorm, for Qwen3 norms of
-queries and keys. What differs is how matrices are stacked.
+Both are Tandem's decoder with other settings: rotary pairs by halves, the same SwiGLU and RMSNorm, for Qwen3 norms of
+queries and keys. Only the stacking of matrices differs.
 
     q_proj, k_proj, v_proj  ->  qkv            gate_proj, up_proj  ->  mlp.up
 
-What the decoder can not be (scaled rotary positions, sliding windows, biases, quantised weights) is refused by name.
-The ids that have a probability are those of the tokenizer; rows of the table beyond these have no text, and are left.
+What the decoder does not support (scaled rotary positions, sliding windows, biases, quantised weights) is refused by
+name. Only the tokenizer's ids have a probability; rows of the table beyond these stand for no text and are left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {"LlamaForCausalLM": {}, "Qwen3ForCau
 def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
     """The decoder, on the CPU in float32, and its tokenizer.
 
-    Raises: UserError naming the file that is absent or broken, and every setting that the decoder can not take.
+    Raises: UserError naming the file that is missing or broken, or every setting that the decoder does not support.
     """
     described = read_config(folder)
     config = _settings(described, folder / CONFIG)
@@ -62,7 +62,7 @@ def _count(described: dict[str, Any], key: str, path: Path) -> int:
 
 
 def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
-    """The decoder's settings. Raises: UserError with a line for each that it has not."""
+    """The decoder's settings. Raises: UserError with a line for each that it does not support."""
     if refused := list(_refused(described)):
         raise UserError("\n".join(f"{path}: {reason}" for reason in refused))
     (architecture,) = described["architectures"]
@@ -91,7 +91,7 @@ def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
 
 
 def _refused(described: dict[str, Any]) -> Iterator[str]:
-    """Why these are no settings of the decoder."""
+    """Reasons why the decoder can not have these settings."""
     names = described.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
@@ -119,13 +119,13 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
 
 
 def _rotary(described: dict[str, Any]) -> dict[str, Any]:
-    """Of files written before and after transformers 5."""
+    """Rotary settings, of files written before and after transformers 5."""
     base = {"rope_theta": described["rope_theta"]} if "rope_theta" in described else {}
     return base | (described.get("rope_scaling") or {}) | (described.get("rope_parameters") or {})
 
 
 def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
-    """Puts `weights` into the network; every one has to have its place."""
+    """Puts `weights` into the network; every one of them must be used."""
     missing: list[str] = []
 
     def take(*names: str) -> Tensor:
@@ -151,7 +151,7 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
 
 
 def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:
-    """(name of a parameter here, names there of what is stacked in it)."""
+    """Yields (name of a parameter here, names of the tensors there that are stacked in it)."""
     yield "table.weight", ["model.embed_tokens.weight"]
     for layer in range(network.config.depth):
         own: Callable[[str], str] = f"stack.{layer}.{{}}.weight".format
@@ -171,5 +171,5 @@ def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rows(table: Tensor, rows: int) -> Tensor:
-    """Cut, or filled up with zeros."""
+    """The table cut to `rows` rows, or filled up with zeros."""
     return torch.nn.functional.pad(table[:rows], (0, 0, 0, max(0, rows - len(table))))

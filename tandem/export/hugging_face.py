@@ -1,4 +1,4 @@
-"""What makes the folder of a model one that `transformers` reads, without Tandem.
+"""Makes a model folder one that `transformers` can read without Tandem.
 
     modeling_tandem.py, tandem_*.py     the source of the network (export/bundle.py), as one model (export/modelling.py)
     tokenizer_config.json               for AutoTokenizer; with tokenizer.json, a fast tokenizer
@@ -22,7 +22,7 @@ TEMPLATE = "tandem.export.modelling"
 
 
 def keys(network: Network, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Of config.json: what the Auto classes, `generate` and lm-eval ask."""
+    """Keys of config.json that the Auto classes, `generate` and lm-eval read."""
     return {
         "model_type": "tandem",
         "architectures": ["TandemForCausalLM"],
@@ -30,7 +30,7 @@ def keys(network: Network, tokenizer: Tokenizer) -> dict[str, Any]:
         "dtype": "float32",
         "vocab_size": network.vocabulary,
         "max_position_embeddings": network.context,
-        "tie_word_embeddings": False,  # the network ties its own
+        "tie_word_embeddings": False,  # the network ties its own weights
         **_ends(tokenizer),
     }
 
@@ -44,7 +44,7 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{"bos_token": end, "eos_token": end, "pad_token": end},
         "padding_side": "left",
-        "split_special_tokens": True,  # spelled out in a text, they are text
+        "split_special_tokens": True,  # special tokens spelled out in a text are text
         "clean_up_tokenization_spaces": False,
     }
     for name, record in ("tokenizer_config.json", words), ("generation_config.json", _ends(tokenizer)):
@@ -53,7 +53,7 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 @functools.cache
 def model_source(network: type) -> dict[str, str]:
-    """The files of source by name, of a model with this network."""
+    """The source files, by name, of a model with this network."""
     module, name = network.__module__, network.__name__
     files = bundle({TEMPLATE: {"TandemForCausalLM"}, module: {name}}, {TEMPLATE: MODEL})
     files[f"{MODEL}.py"] += f"\n\nfrom .{module.replace('.', '_')} import {name} as _  # noqa: E402 - registers it\n"
@@ -62,5 +62,5 @@ def model_source(network: type) -> dict[str, str]:
 
 
 def _ends(tokenizer: Tokenizer) -> dict[str, int]:
-    """Texts begin after the document end of the one before, and end with their own."""
+    """A text begins after the document end of the one before it, and ends with its own."""
     return {"bos_token_id": tokenizer.eos, "eos_token_id": tokenizer.eos, "pad_token_id": tokenizer.eos}

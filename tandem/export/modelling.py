@@ -1,11 +1,11 @@
-"""A network of Tandem as a model of `transformers`: logits, and `generate` on the network's own session as its cache.
+"""A Tandem network as a model of `transformers`: logits, and `generate` with the network's own session as its cache.
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     model(input_ids, attention_mask).logits                        (B, T, V) float32
     model.generate(**tokenizer(["Once", "The"], padding=True, return_tensors="pt"), num_beams=4)
 
-A row is one text, with padding on one side or both. Written to be exported (export/bundle.py); in the folder of a
-model it stands beside the source of the network, and nothing of Tandem has to be installed.
+A row is one text, with padding on one side or both. This module is written for export (export/bundle.py): in the folder
+of a model it stands beside the source of the network, and Tandem need not be installed.
 
 Shapes: B rows, T tokens, C width, V ids of the vocabulary.
 """
@@ -32,7 +32,7 @@ class TandemConfig(PretrainedConfig):
 
     model_type = "tandem"
     has_no_defaults_at_init = True
-    attribute_map = {"vocab_size": "vocabulary"}  # beam search asks by this name
+    attribute_map = {"vocab_size": "vocabulary"}  # the name that beam search uses
 
 
 class SessionCache:
@@ -48,7 +48,7 @@ class SessionCache:
         return self.columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row b goes on with what row beam_idx[b] has read."""
+        """Row b continues from what row beam_idx[b] has read."""
         self.session = self.session.fork(beam_idx)
 
 
@@ -56,7 +56,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = TandemConfig
     base_model_prefix = "network"
     _is_stateful = True
-    """What a session has read can not be taken back, as assisted generation would."""
+    """A session can not take back what it has read, as assisted generation would need."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -66,7 +66,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Modules draw their own weights as they are built."""
+        """Does nothing: modules draw their own weights as they are built."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -87,18 +87,18 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         tokenizer: Any = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) of what follows each token, 0 at padding; with `return_dict=False` as a tuple.
+        """Logits (B, T, V) of what follows each token, 0 at padding; a tuple with `return_dict=False`.
 
         Args:
-            attention_mask: (B, T), 1 at text and 0 at padding; of rows that go on, of all tokens so far.
-            past_key_values: what an earlier call with `use_cache` gave; it goes on with `input_ids`, and is changed.
-            logits_to_keep: of how many last tokens alone, 0 for all, or of the columns at these indices (N,).
-            labels: (B, T), the tokens again, -100 where nothing is asked: then `loss` is nats per token, over
+            attention_mask: (B, T), 1 at text and 0 at padding; for rows that continue, of all tokens so far.
+            past_key_values: the cache of an earlier call with `use_cache`; it continues with `input_ids`, in place.
+            logits_to_keep: gives logits of only this many last tokens, 0 for all, or of these columns (N,).
+            labels: (B, T), the tokens again, -100 where there is no target: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
-            tokenizer: is not asked; `generate` hands on the one it finds `stop_strings` with.
-        Raises: ValueError for a mask with holes, and for more tokens than the network has positions for; of a
-            network that reads a prompt in another way than a text, for a prompt's own logits beside its cache, and
-            for `generate` without a cache.
+            tokenizer: unused; `generate` passes on the one with which it finds `stop_strings`.
+        Raises: ValueError for a mask with holes, and for more tokens than the network has positions for. A network
+            that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
+            and for `generate` without a cache.
         """
         cache = past_key_values
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -117,7 +117,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
     def _check_reading(self, use_cache: bool | None, kept: slice | Tensor) -> None:
-        """A prompt begins a cache, and has logits of what follows it; all else is a text."""
+        """A prompt begins a cache, and has only the logits of what follows it; any other input is a text."""
         if use_cache and kept != LAST:
             raise ValueError(
                 "logits_to_keep: with a cache this network reads input_ids as a prompt, and has logits of what follows "
@@ -130,7 +130,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             )
 
     def _read(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> Tensor:
-        """All texts at once, moved to the start of their rows and back: what then stands after a text is not seen."""
+        """Reads all texts at once, moved to the start of their rows and back, so no text sees what is after it."""
         T, longest = tokens.shape[1], self.network.longest
         if longest is not None and longest < T:
             raise ValueError(f"input_ids: {T} tokens a row; this network has learned positions for {longest}")
@@ -157,7 +157,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         return logits[:, kept]
 
     def _probable(self, logits: Tensor) -> Tensor:
-        """Of the ids of the vocabulary: spare rows of a table are no text."""
+        """Logits of the ids of the vocabulary: spare rows of a table are no text."""
         return logits[..., : self.config.vocabulary].float()
 
 

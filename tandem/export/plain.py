@@ -1,4 +1,4 @@
-"""What stands in for pydantic in exported code: settings as config.json tells them, checked when they were written."""
+"""Stands in for pydantic in exported code: settings as config.json has them, checked when they were written."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -10,7 +10,7 @@ def Field(default: Any = None, *, default_factory: Callable[[], Any] | None = No
 
 
 class Settings:
-    """Options by name, the options within options, too."""
+    """Options by name, including options within options."""
 
     model_fields: ClassVar[dict[str, Any]] = {}
     """Names and types."""

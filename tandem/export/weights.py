@@ -1,4 +1,4 @@
-"""A network in a folder: safetensors, and all that is needed to use it without its run.
+"""A network in a folder: safetensors, and everything needed to use it without its run.
 
     model.safetensors     parameters by name, as they are; what is tied or computed is not stored
     config.json           network and its settings, vocabulary, context, version, the recipe it was trained by
@@ -8,7 +8,7 @@
     export(network, tokenizer, recipe, folder)
     network, tokenizer = load_exported(folder)
 
-What comes back is what was given, bit for bit.
+The loaded network is the exported one, bit for bit.
 """
 
 import json
@@ -35,9 +35,9 @@ def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folde
 
 
 def load_exported(folder: Path) -> tuple[Network, Tokenizer]:
-    """The network, on the CPU, and its tokenizer; also of a decoder that was not trained here (foreign.py).
+    """The network, on the CPU, and its tokenizer; also for decoders that were not trained here (foreign.py).
 
-    Raises: UserError naming the file that is absent, broken or of a network that is not registered.
+    Raises: UserError naming the file that is missing, broken or of a network that is not registered.
     """
     if "network" not in read_config(folder):
         return load_foreign(folder)
@@ -66,7 +66,7 @@ def load_network(folder: Path) -> Network:
     if network.reads_sentences:
         network.segmentation = _segmentation(config, folder / CONFIG)
     try:
-        # Saved again by transformers, they are those of a model whose part the network is
+        # Saved again by transformers, they have the prefix of the model that contains the network
         network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
     except RuntimeError as error:
         raise UserError(f"{folder / WEIGHTS}: damaged, or not of the network in {CONFIG}: {error}") from error
@@ -74,7 +74,7 @@ def load_network(folder: Path) -> Network:
 
 
 def _segmentation(config: dict[str, Any], path: Path) -> Segmentation | None:
-    """How the run cut its texts into sentences. Raises: UserError where what cut them is not here."""
+    """How the run cut its texts into sentences. Raises: UserError if what cut them is not available here."""
     given = config.get("recipe", {}).get("corpus", {}).get("sentences")
     try:
         return given and Segmentation.model_validate(given)
@@ -83,7 +83,7 @@ def _segmentation(config: dict[str, Any], path: Path) -> Segmentation | None:
 
 
 def _described(config: dict[str, Any], path: Path) -> Network:
-    """The network that config.json tells of, its weights yet to come."""
+    """The network that config.json describes, before its weights are loaded."""
     try:
         settings, vocabulary, context = dict(config["network"]), config["vocabulary"], config["context"]
         cls: Any = registered("network")[settings.pop("name")]

@@ -5,11 +5,11 @@
         ...                                     # (0, 4), (1, 8), (0, 2), (1, eos), (0, 11), ...
 
 Every row draws from its own generator, so a batch gives what its prompts give one by one with the same generators.
-Everything runs as the weights are stored, in float32, which is also the fastest for one row on a CPU: a cached step in
+Everything runs in float32, as the weights are stored. This is also the fastest for one row on a CPU: a cached step in
 bfloat16 takes twice as long there.
 
-An empty text starts with the document end. No network is ever asked what follows it (a document starts with no
-context), so what it begins with is arbitrary; give it a word where that matters.
+An empty text starts with the document end. No network is ever trained on what follows it (a document starts with no
+context), so the beginning of the text is arbitrary; give it a word where that matters.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def generate(
 ) -> Iterator[tuple[int, int]]:
     """Yields (row, token) as tokens are drawn; a row ends with `stop`, which is yielded, or after `max_tokens`.
 
-    Boundaries that a network draws are read by it and never yielded.
+    Sentence boundaries that a network draws are read by it, but never yielded.
 
     Raises: UserError, before anything runs, for an empty prompt, an id outside the vocabulary, and a length that is
         less than 1 or more than the network has positions for.
@@ -72,8 +72,8 @@ def _tokens(
     boundaries, since = network.ids - network.vocabulary, torch.zeros(len(prompts), dtype=torch.long)
     logits = session.prefill(prompts)
     for _ in range((1 + boundaries) * max_tokens):
-        logits = logits[:, : network.ids]  # other rows of a table are no text
-        if boundaries:  # no more of them between two tokens than there are, or a row might never end
+        logits = logits[:, : network.ids]  # the table's other rows are no text
+        if boundaries:  # at most this many between two tokens, or a row might never end
             logits = logits.clone()
             logits[(since >= boundaries).to(logits.device), network.vocabulary :] = -torch.inf
         tokens = sampler.choose(logits, generators)
@@ -86,18 +86,18 @@ def _tokens(
         going = [row for row in going if drawn[row] != stop and left[row]]
         if not going:
             return
-        logits = session.step(tokens)  # rows that have stopped go on unseen: the batch keeps its shape
+        logits = session.step(tokens)  # stopped rows keep running unseen: the batch keeps its shape
 
 
 class Piece(NamedTuple):
-    """Text that has just become complete in one row, and where the row stands."""
+    """Text that has just become complete in one row, and the state of the row."""
 
     row: int
     text: str
     tokens: int
-    """Drawn so far, the document end included."""
+    """Tokens drawn so far, the document end included."""
     end: Literal["", "document", "length"]
-    """Why nothing more will come: the document ended, or the length asked for is reached; "": it goes on."""
+    """Why the row ends here: with its document, or because `max_tokens` is reached; "": it goes on."""
 
 
 def stream_text(
@@ -112,8 +112,8 @@ def stream_text(
 ) -> Iterator[Piece]:
     """Yields what follows each prompt, up to the document end, piece by piece as whole characters appear.
 
-    Row r draws from a stream keyed by (seed, r). `rows` prompts are served at a time, in their order, all unless given;
-    it changes nothing in the texts. Every row has one piece with an `end`, its last.
+    Row r draws from a stream keyed by (seed, r). `rows` prompts are served at a time, in their order (default: all);
+    this does not change the texts. The last piece of each row, and no other, has an `end`.
 
     Raises: UserError as `generate` does, and for prompts that are not text, before anything runs.
     """
@@ -127,7 +127,7 @@ def stream_text(
 
 
 def starts_of(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """The ids that a network reads of each prompt. Raises: UserError as `stream_text` does."""
+    """The ids that a network reads for each prompt. Raises: UserError as `stream_text` does."""
     for row, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
@@ -147,7 +147,7 @@ def _pieces(
     sampler: Sampler,
     max_tokens: int,
 ) -> Iterator[Piece]:
-    """Of the prompts from number `first` on, which are served together."""
+    """The pieces of the prompts from number `first` on, which are served together."""
     texts = ([token for token in start if token < tokenizer.vocabulary and token != tokenizer.eos] for start in starts)
     streams, counts = [TextStream(tokenizer, text[-1:]) for text in texts], [0 for _ in starts]
     drawn = generate(
@@ -185,9 +185,9 @@ def generate_text(
 class TextStream:
     """Tokens to text, piece by piece: a character that spans tokens appears with its last one.
 
-    New tokens are decoded behind those of the last piece, because a decoder may treat the first token of a text in
-    its own way (drop its space); what the last piece alone gives is cut off again. The first ones are decoded behind
-    `shown`, the end of what went before.
+    New tokens are decoded after those of the last piece, because a decoder may treat the first token of a text
+    specially (drop its space); the text of the last piece is then cut off again. The first tokens are decoded after
+    `shown`, the last tokens of the text before them.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Sequence[int] = ()):
@@ -196,14 +196,14 @@ class TextStream:
         self.held: list[int] = []
 
     def push(self, token: int) -> str:
-        """Text that is complete with this token; empty while a character is not."""
+        """Text completed by this token; empty while a character is incomplete."""
         self.held.append(token)
         piece = self._piece()
         # The replacement character: bytes that are not, or not yet, a character.
         return "" if piece.endswith("\ufffd") else self._show(piece)
 
     def rest(self) -> str:
-        """What is still held, characters never completed included."""
+        """The text that is still held, incomplete characters included."""
         return self._show(self._piece())
 
     def _piece(self) -> str:

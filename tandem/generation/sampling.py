@@ -7,7 +7,7 @@
 
 Ties at the edge of a set are broken by the lowest id, so that sets are as small as asked and the same everywhere.
 
-Each row draws one uniform number a step from its own generator, on the CPU, and reads its token off the cumulative
+Each row draws one uniform number per step from its own generator, on the CPU, and reads its token off the cumulative
 probabilities: a row's text depends on its own stream and logits, not on its neighbours, the batch or the device.
 
 Cost: a softmax over V; top_p without top_k sorts V logits. Shapes: B rows, V vocabulary, K likeliest.
@@ -38,19 +38,19 @@ class Sampler:
         """Draw from the fewest tokens that together have this probability (after top_k); null: all."""
 
         prompts: list[str] = ["The", "This function returns", "If the file"]
-        """Starts of the texts that a run writes while it trains and at its end."""
+        """Prompts of the texts that a run writes during training and at its end."""
         tokens: int = Field(40, ge=1)
-        """Length of these texts."""
+        """Length of the texts that a run writes, in tokens."""
         every: int | None = Field(None, ge=1)
-        """Steps between them; null: only at the end."""
+        """Steps between these texts; null: only at the end."""
 
     def __init__(self, config: Config):
         self.config = config
 
     def choose(self, logits_BV: Tensor, generators: Sequence[Generator]) -> Tensor:
-        """One token for each row, (B,) int64; a row advances its generator by one draw, at temperature 0 by none.
+        """One token for each row, (B,) int64; each row draws once from its generator, at temperature 0 not at all.
 
-        Raises: UserError where the logits of a row leave no token or an infinitely likely one to choose.
+        Raises: UserError if the largest logit of a row is not finite.
         """
         c = self.config
         largest_B1 = logits_BV.amax(-1, keepdim=True)
@@ -61,7 +61,7 @@ class Sampler:
             )
         if c.temperature == 0:
             return logits_BV.argmax(-1)
-        z_BV = (logits_BV - largest_B1).double() / c.temperature  # shifted first: no temperature overflows
+        z_BV = (logits_BV - largest_B1).double() / c.temperature  # shifted first, so no temperature overflows
         if c.top_k is not None or c.top_p is not None:
             z_BV = z_BV.masked_fill(~likeliest(z_BV, c.top_k, c.top_p), -torch.inf)
         return draw(z_BV, generators)
@@ -87,11 +87,11 @@ def draw(logits_BV: Tensor, generators: Sequence[Generator]) -> Tensor:
         raise ValueError(f"{len(logits_BV)} rows, {len(generators)} generators: give each row its own")
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64).cumsum(-1)
     uniform_B1 = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
-    # The first token with more mass up to it than u of the whole; the whole is 1 up to rounding.
+    # The first token whose cumulative mass exceeds u times the total mass, which is 1 up to rounding.
     return torch.searchsorted(mass_BV, uniform_B1.to(mass_BV.device) * mass_BV[:, -1:], right=True).flatten()
 
 
 def row_generators(seed: int, rows: int) -> list[Generator]:
-    """A stream for each row, keyed by (seed, row): those of neighbouring rows and seeds have nothing in common."""
+    """A stream for each row, keyed by (seed, row): those of neighbouring rows and seeds are unrelated."""
     keys = [blake2b(f"{seed}/{row}".encode(), digest_size=7).digest() for row in range(rows)]
     return [Generator().manual_seed(int.from_bytes(key)) for key in keys]

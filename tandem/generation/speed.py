@@ -1,6 +1,6 @@
-"""What generation costs: a trained network goes on with one text, likeliest token by likeliest token, and is timed.
+"""What generation costs: a trained network continues one text greedily and is timed.
 
-Seconds are those of this machine now, so they belong beside the numbers of the same machine only; bytes are exact.
+Times are those of this machine now, so compare them only with times from the same machine; bytes are exact.
 """
 
 import time
@@ -20,11 +20,11 @@ class Decoding:
     cache_bytes: int
     """Held after the prompt."""
     prefill_passes: int | None = None
-    """Of networks that read a prompt in passes, how many that took."""
+    """Passes over the prompt, for networks that read it in passes."""
 
 
 def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repeats: int = 3) -> Decoding:
-    """The fastest of `repeats` after one that warms up: reading `prompt`, then `tokens` one by one.
+    """The fastest of `repeats` runs after a warm-up: reading `prompt`, then generating `tokens` one by one.
 
     The fastest, because whatever else runs on the machine can only slow it down.
     """
@@ -41,7 +41,7 @@ def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repea
 def _measure(network: Network, prompt: list[int], tokens: int) -> tuple[float, float, int, int | None]:
     """Seconds to read the prompt, seconds for the tokens after it, bytes held between, passes of the prompt."""
     session, began = network.session(1), time.perf_counter()
-    token = session.prefill([prompt]).argmax(-1).cpu()  # on the host it is finished, not only asked for
+    token = session.prefill([prompt]).argmax(-1).cpu()  # on the host it is finished, not only queued
     read, held = time.perf_counter(), session.bytes
     for _ in range(tokens):
         token = session.step(token).argmax(-1).cpu()
