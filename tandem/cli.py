@@ -1,9 +1,9 @@
 """The command `tandem`: every sub-command is a few lines around a function of the library.
 
-What a command needs is imported when it runs, so that `tandem --help` answers at once. A mistake of the user
-(`UserError`) and a disk that is full are told on standard error without a traceback and end with exit code 2, as do
-typer's own (3: the loss is not finite); Ctrl-C ends with 130; whatever else is raised is a bug and shows itself
-in full.
+Each command imports what it needs when it runs, so that `tandem --help` answers at once. User errors (`UserError`) and
+disk errors, such as a full disk, are printed to standard error without a traceback and exit with code 2, as typer's
+own errors do; a loss that is not finite exits with 3, Ctrl-C with 130. Any other exception is a bug and keeps its
+traceback.
 """
 
 import errno
@@ -19,9 +19,9 @@ from typer.core import TyperGroup
 
 import tandem
 
-# Read when torch is imported: a waiting thread looks for work 10,000 times, then sleeps. The runtime's default looks
-# for milliseconds, so that beside one busy process a step takes five to fourteen times as long; sleeping at once makes
-# small products up to three times as slow where nothing else runs (docs/log.md). What the environment says goes first.
+# Read when torch is imported: a waiting thread spins 10,000 times, then sleeps. The runtime's default spins for
+# milliseconds, so that beside one busy process a step takes five to fourteen times as long; sleeping at once makes
+# small products up to three times as slow on an idle machine (docs/log.md). The user's environment takes precedence.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -29,7 +29,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room on the disk")
 CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one that this user may read and write")
-"""Of what a disk refuses, by its number; any other error of the system may be a bug."""
+"""Remedies for disk errors, by errno; any other OSError may be a bug."""
 
 
 class _Group(TyperGroup):
@@ -55,7 +55,7 @@ class _Group(TyperGroup):
 
 
 def _tell(error: Exception, words: str) -> None:
-    """In the one process of a run that tells it."""
+    """Print an error, unless another process of the run prints it."""
     if not getattr(error, "is_told_elsewhere", False):
         print(words, file=sys.stderr)
 
@@ -79,7 +79,7 @@ def _tandem(
 
 
 def _fill() -> None:
-    """Import what registers itself."""
+    """Import every part of Tandem that registers classes."""
     for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
         importlib.import_module(f"tandem.{part}")
 
@@ -89,7 +89,7 @@ def show(
     what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, a study, or `mask`.")] = None,
     more: Annotated[list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: of what.")] = None,
 ) -> None:
-    """What there is to choose from, and what each choice takes.
+    """Show what there is to choose from, and the options of each choice.
 
     \b
     tandem show                       sections, their choices, recipes
@@ -162,7 +162,7 @@ def prepare_text(
 
 @main.command()
 def plan(recipe: str, overrides: Overrides = None) -> None:
-    """Say what a run would do, cost and take: every value with its origin, FLOPs, memory and time, measured."""
+    """Show what a run would do and cost: every value with its origin, FLOPs, and measured memory and time."""
     _fill()
     from tandem.comparison.pretrain import plan as planned
     from tandem.recipe import load
@@ -177,7 +177,7 @@ def train(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Train a recipe, or go on with it: the same command again continues an interrupted run.
+    """Train a recipe; the same command again continues an interrupted run.
 
     \b
     torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
@@ -198,7 +198,7 @@ def convert(
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Make a trained decoder context-ready, at first the very same function, and train it on."""
+    """Make a trained decoder context-ready, at first computing the same function, and train it further."""
     _fill()
     from tandem.comparison.trained import converted
 
@@ -234,9 +234,9 @@ def compare(
     studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
     list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
 ) -> None:
-    """Train the arms of a study and compare them: the same command again goes on, or shows the result.
+    """Train the arms of a study and compare them; the same command again continues, or shows the result.
 
-    Typed several times, on one machine or on many that share the folder, the commands share the runs.
+    Started several times, on one machine or on many that share the folder, the commands divide the runs among them.
     """
     _fill()
     from tandem.comparison import grid
@@ -268,7 +268,7 @@ def evaluate(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Likelihood of held-out text, token by token: nats per token and bits per byte. Or tasks.
+    """Score held-out text token by token, in nats per token and bits per byte, or run tasks.
 
     \b
     tandem evaluate RUN                                       nats per token, bits per byte
@@ -309,7 +309,7 @@ def generate(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Go on with texts, streaming.
+    """Continue texts, streaming the output.
 
     \b
     tandem generate RUN "Once upon a time"
@@ -335,7 +335,7 @@ def analyse(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Ask a trained network something else; record and picture go to RUN/analysis, those of a recipe to ./analysis."""
+    """Run an analysis; its record and picture go to RUN/analysis, or to ./analysis for a recipe."""
     _fill()
     from tandem.comparison import trained
 
@@ -350,7 +350,7 @@ def import_model(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
 ) -> None:
-    """Make a run of a decoder that was trained elsewhere: to judge it, convert it, go on with it, compare it."""
+    """Make a run from a decoder trained elsewhere: to evaluate it, convert it, train it further or compare it."""
     _fill()
     from tandem.comparison.imported import import_run
 
@@ -362,7 +362,7 @@ def import_model(
 
 @main.command()
 def export(run: RunPath, folder: Path, unfinished: Unfinished = False, step: AtStep = None) -> None:
-    """Write a run's model as a folder that transformers reads, with or without Tandem."""
+    """Write a run's model as a folder that transformers reads, with or without Tandem installed."""
     _fill()
     from tandem.comparison import trained
 

@@ -1,6 +1,6 @@
-"""Questions to a network, or to the text it reads, beside its likelihood; importing this registers every analysis.
+"""Analyses of a network, or of the text it reads, beyond its likelihood; importing this registers all of them.
 
-An analysis asks a network for a capability (an attribute of its class), not for its name: `tandem analyse` refuses a
+An analysis requires a capability of a network (an attribute of its class), not a name: `tandem analyse` refuses a
 network that lacks it and names those that have it. A new analysis is a file here that registers itself.
 """
 

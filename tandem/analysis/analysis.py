@@ -1,4 +1,4 @@
-"""What every analysis is: a question to a run, answered with numbers that become a record and a picture.
+"""What every analysis is: a question about a run, answered with numbers that become a record and a picture.
 
 @register("analysis", "mine")
 class Mine(Analysis):
@@ -28,10 +28,10 @@ class Analysis:
     asks: ClassVar[str]
     """Attribute of a network's class without which there is nothing to analyse."""
     trained: ClassVar[bool] = True
-    """Whether it looks at weights; if not, a recipe will do."""
+    """True if it looks at weights; if not, a recipe will do."""
 
     folder: RunFolder | None = None
-    """Where the run's records lie, for analyses that look at its course."""
+    """The folder with the run's records, for analyses that look at its course."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -44,7 +44,7 @@ class Analysis:
         raise NotImplementedError
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        """What `measure` found, on axes of matplotlib."""
+        """Draws what `measure` found on matplotlib axes."""
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class Sums(dict[Any, tuple[float, int]]):
         self[name] = total + float(values.double().sum()), count + values.numel()
 
     def means(self) -> dict[Any, float | None]:
-        """None where there was no value."""
+        """Means by name; None where there was no value."""
         return {name: total / count if count else None for name, (total, count) in self.items()}
 
 
@@ -76,10 +76,10 @@ def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
 
 
 def first_tokens(network: Network, store: Store, documents: list[int], tokens: int) -> Batch:
-    """A row for each document: its first `tokens` tokens and what follows each; shorter ones end in document ends.
+    """A row for each document: its first `tokens` tokens and the token after each; document ends pad shorter ones.
 
-    Raises: UserError for a network that reads sentences, of which these rows know nothing, and for more tokens than it
-        has learned positions for.
+    Raises: UserError for a network that reads sentences, which these rows do not have, and for more tokens than it has
+        learned positions for.
     """
     if network.reads_sentences:
         raise UserError(
@@ -102,6 +102,6 @@ def first_tokens(network: Network, store: Store, documents: list[int], tokens: i
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """By a parabola through `window` neighbours (Savitzky and Golay), as in the papers' figures."""
+    """`values` smoothed by a parabola through `window` neighbours (Savitzky and Golay), as in the papers' figures."""
     window = min(window, len(values) - (len(values) + 1) % 2)  # odd, and no longer than there are values
     return require("scipy.signal", "statistics").savgol_filter(values, window, min(2, window - 1))

@@ -1,12 +1,12 @@
-"""Whether a double decoder looks at its context: how much of its attention lies on the tokens of the own block.
+"""Does a double decoder use its context? How much of its attention lies on the tokens of the query's own block.
 
     own mass = sum of the attention weights on own tokens       mean over heads, and over queries that have context
 
-Beside it, for both stacks and every layer, what tells of a stack that has collapsed: the deviation of a query's scores
-over what it reads (root of the mean variance), the entropy of its weights (nats), and the RMS of the residual stream
-after the block. Nearly one-hot attention has scores that deviate by ten or more and an entropy near zero.
+It also reports, for both stacks and every layer, signs of a collapsed stack: the deviation of a query's scores over
+what it reads (root of the mean variance), the entropy of its weights (nats), and the RMS of the residual stream after
+the block. Nearly one-hot attention has scores that deviate by ten or more and an entropy near zero.
 
-Cost: a forward pass, and all scores of a layer at once for one row. Text is read under the first partition of scores.
+Cost: a forward pass, with all scores of a layer for one row at once. Text is read under the first scoring partition.
 Source: Block-Based Double Decoders, the authors' probe, whose "gate" is the own mass.
 Shapes: B rows, H heads, T tokens, N keys of a source.
 """
@@ -53,7 +53,7 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
         if stack == "generation":
             own, latents = (x.sum(-1) for x in p.tensor_split([sources[0].k.shape[2]], dim=-1))
             assert torch.allclose(own + latents, torch.ones_like(own))
-            # By the spans: under a sink the first block reads a latent, and yet has no context
+            # By the spans: with a sink the first block reads a latent but still has no context
             block, document = (source.span.lo.to(own.device) for source in sources)  # type: ignore[union-attr]
             has_context = (block > document)[:, None].expand_as(own)
             measures["own_mass"] = own[has_context]
@@ -78,7 +78,7 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
 
 @register("analysis", "attention_mass")
 class AttentionMass(Analysis):
-    """Share of attention on own tokens by layer, and whether either stack has collapsed."""
+    """Share of attention on own tokens by layer, and signs that either stack has collapsed."""
 
     asks = "watch"
 
@@ -86,10 +86,10 @@ class AttentionMass(Analysis):
         documents: int = Field(64, ge=1)
         """Held-out documents, at most."""
         tokens: int | None = Field(None, ge=2)
-        """Of each document; null: the context of the run."""
+        """Tokens of each document; null: the context of the run."""
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """By stack, a list with a value for each layer."""
+        """Each measure of each stack, as a list with a value for each layer."""
         c, store, network = self.config, run.corpus.validation, run.network
         assert isinstance(network, DoubleDecoder)
         if network.config.mixing != "softmax":
@@ -100,7 +100,7 @@ class AttentionMass(Analysis):
         sums = Sums()
         chosen = chosen_documents(store, c.documents, shortest=2)
         for document in chosen:
-            has = int(store.lengths[document]) - 1  # what would fill the row is no query
+            has = int(store.lengths[document]) - 1  # padding of the row is no query
             batch = first_tokens(network, store, [document], min(tokens, has)).to(run.device.value)
             add_by_layer(sums, network, batch)
         record: dict[str, Any] = {"documents": len(chosen)}

@@ -7,11 +7,11 @@
     delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
 
 rho follows one trajectory and is no Lipschitz constant. If q were one, of the whole map from corrections to
-corrections, then after K passes at most q^K |c*|, at most q^K / (1 - q) delta_1, and at most q / (1 - q) delta_K would
-be left. As corrections reach forward only, nothing moves after T passes, whatever rho.
+corrections, the distance left after K passes would be at most q^K |c*|, at most q^K / (1 - q) delta_1, and at most
+q / (1 - q) delta_K. As corrections reach forward only, nothing moves after T passes, whatever rho is.
 
-Beside it what passes are worth: perplexity of held-out text at K = 1, 2, 3, 5, 10 and streaming. The nats that
-streaming gains on K = 1 are the share of the correction.
+It also reports what passes are worth: perplexity of held-out text at K = 1, 2, 3, 5, 10 and streaming. The nats that
+streaming gains over K = 1 are the share of the correction.
 
 Cost: the table scores the documents six times, in 21 passes and streaming.
 Source: The Context-Ready Transformer (arXiv 2606.27538), tables 6 to 8 and the section on contraction.
@@ -49,7 +49,7 @@ def movements(network: ContextReady, batch: Batch, passes: int) -> Tensor:
 
 
 def last_ratio(delta_K: np.ndarray, tolerance: float = 0.0) -> float:
-    """rho, at the last pass that moves anything by more than `tolerance`: below that rounding moves it. Or else 0."""
+    """rho at the last pass that moves anything by more than `tolerance`, below which rounding moves it; 0 if none."""
     moving = np.flatnonzero(delta_K[1:] > tolerance)
     return float(delta_K[moving[-1] + 1] / delta_K[moving[-1]]) if len(moving) else 0.0
 
@@ -78,7 +78,7 @@ class Contraction(Analysis):
 
     class Config(Settings):
         passes: int = Field(20, ge=2)
-        """K, passes of which the movement is measured."""
+        """K, passes whose movement is measured."""
         batches: int = Field(4, ge=1)
         """Batches of held-out text over which it is averaged."""
         documents: int | None = Field(50, ge=1)

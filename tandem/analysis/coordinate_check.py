@@ -1,8 +1,8 @@
 """Does the scale of activations stay the same when a network is made wider? The test of width transfer.
 
-The recipe's network is built at several widths, its heads as wide as before and more of them, and trained for a few
-steps at the peak learning rate; then the root mean square of the residual stream after each block, and of the logits,
-is taken on the next batch. Twice: with `network.base_width` (nn/init.py, training/optimiser.py) and without.
+The recipe's network is built at several widths, with more heads of the same width, and trained for a few steps at the
+peak learning rate; then the root mean square of the residual stream after each block, and of the logits, is measured
+on the next batch. This is done twice: with `network.base_width` (nn/init.py, training/optimiser.py) and without.
 
     width     64    128    256    512    largest / smallest
     with      0.31  0.30   0.32   0.31   1.07                  one learning rate serves them all
@@ -29,12 +29,12 @@ from tandem.training.run import Run
 
 LOGITS = "logits"
 POSITIONS = 512
-"""Of a batch, whose logits are looked at: all logits would not fit."""
+"""Positions of a batch whose logits are measured: all logits would not fit."""
 
 
 @contextlib.contextmanager
 def watched(network: Network) -> Iterator[Sums]:
-    """Squares of what blocks and head of `network` put out in the context; a block of several passes tells of all."""
+    """Squares of the outputs of `network`'s blocks and head in the context; a block in several passes adds them all."""
     squares, blocks = Sums(), {id(block) for block in network.blocks}
 
     def tell(name: str, x: Tensor) -> None:
@@ -58,7 +58,7 @@ def roots(squares: Sums) -> dict[str, float]:
 
 def coordinates(run: Run, step: int) -> dict[str, float]:
     """Root mean square of the output of every block and of the logits, on the batches of `step`."""
-    with watched(run.network) as squares, run.autocast():  # with gradients: a mixture tells of itself in training alone
+    with watched(run.network) as squares, run.autocast():  # with gradients: otherwise a mixture reports nothing
         for batch in run.batches(step):
             batch = batch.to(run.device.value)
             run.objective.loss(run.network, batch, run.objective.count(run.network, batch))
@@ -68,7 +68,7 @@ def coordinates(run: Run, step: int) -> dict[str, float]:
 def at_width(recipe: Recipe, width: int, base: int | None) -> Recipe:
     """`recipe` with a network of another width, whose heads are as wide as before.
 
-    Raises: UserError where `width` is not made of whole heads.
+    Raises: UserError where `width` does not give whole numbers of heads.
     """
     c = recipe.network
     given = {"width": width, "heads": c.heads * width / c.width, "key_heads": c.key_heads * width / c.width}
@@ -102,9 +102,9 @@ class CoordinateCheck(Analysis):
         widths: list[int] = Field([64, 128, 256, 512], min_length=2)
         """Widths at which the network is built; heads stay as wide as they are in the recipe."""
         base_width: int | None = Field(None, ge=1)
-        """Of width transfer; null: that of the recipe, or else the first of `widths`."""
+        """Base width of the transfer; null: that of the recipe, or else the first of `widths`."""
         steps: int = Field(10, ge=0)
-        """Updates before the scales are taken, all at the peak rate."""
+        """Updates before the scales are measured, all at the peak rate."""
         lr: float | None = Field(None, gt=0)
         """Peak rate at the base width; null: that of the recipe."""
 
@@ -126,7 +126,7 @@ class CoordinateCheck(Analysis):
         return record | {"scales": {how: [*by_width.values()] for how, by_width in scales.items()}}
 
     def scales(self, recipe: Recipe, run: Run) -> dict[str, float]:
-        """Coordinates of the network of `recipe` after the steps."""
+        """Coordinates of the network of `recipe` after `steps` updates."""
         other = Run(recipe, run.corpus, steps=max(1, self.config.steps))
         other.schedule = lambda step: 1.0
         for step in range(self.config.steps):

@@ -1,4 +1,4 @@
-"""Father and son: is a relation known as read, and as turned round?
+"""Father and son: does a network know a relation as it read it, and in reverse?
 
     context          The son of Paul is Mark.
     normal query     The son of Paul is          -> Mark, not Paul
@@ -8,13 +8,13 @@
     +-     = standard error of the mean margin over pairs of names, the two orders of each averaged first
 
 Context and query are one text, joined by one space and tokenised once. For networks that read sentences the context
-is a finished sentence and the query an open one; where it matters where a prompt ends, all before the answer is the
-prompt, as in generation. Nothing follows the query: a name that begins with a space hardly ever follows a lone space.
-Names are single tokens, or their first tokens would be compared; their share of the list is told.
+is a finished sentence and the query an open one; for networks that divide a text, everything before the answer is the
+prompt, as in generation. The query has no trailing space: a name's token begins with one. Only names of a single token
+are used, or else first tokens would be compared; their share of the list is reported.
 
-Names differ in frequency, so every pair is asked in both orders, and beside each margin stands that of the query
-alone. A context right before the query could be carried by a sentence's seed and need no memory, so sentences are put
-between, and networks whose sentences are seeded are asked without seeds, too; others have none.
+Names differ in frequency, so every pair is tested in both orders, and each margin is reported beside that of the query
+alone. A sentence's seed could carry a context right before the query without any memory, so other sentences are put in
+between, and networks whose sentences have seeds are tested without them, too.
 
     tandem analyse father_son RUN names=names.txt pairs=200
 
@@ -42,7 +42,7 @@ from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 FEWEST = 12
-"""Names below which the pairs are too few to tell anything."""
+"""Fewest names whose pairs are enough to tell anything."""
 COMMON = """
 Adam Alan Albert Alexander Alfred Andrew Anthony Arthur Benjamin Bernard Bill Bob Brian Bruce Carl Charles Chris
 Daniel David Dennis Donald Douglas Edgar Edmund Edward Eric Ernest Francis Frank Fred Frederick Geoffrey George Gerald
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 
 @register("analysis", "father_son")
 class FatherSon(Analysis):
-    """Whether "The son of Paul is Mark" also tells who the father of Mark is."""
+    """Test of reversal: does "The son of Paul is Mark" also tell who the father of Mark is?"""
 
     asks = "score"
 
@@ -83,11 +83,11 @@ class FatherSon(Analysis):
         names: str | None = None
         """Text file with a name on each line; null: 97 common ones."""
         pairs: int = Field(1000, ge=4)
-        """Ordered pairs of names, half of them the other half in the other order; fewer where the names are few."""
+        """Ordered pairs of names, each pair in both orders; fewer where the names are few."""
         between: list[int] = [0, 1, 4]
-        """Sentences that stand between context and query."""
+        """Numbers of sentences to put between context and query."""
         seed: int = Field(0, ge=0)
-        """Which pairs are drawn."""
+        """Determines which pairs are drawn."""
         rows: int = Field(64, ge=1)
         """Texts read at a time."""
 
@@ -97,7 +97,7 @@ class FatherSon(Analysis):
             return {}
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """How many names are kept; by condition means over pairs, nats; and the margins of pairs, both orders averaged.
+        """How many names are kept; means over pairs by condition, nats; margins of pairs, both orders averaged.
 
         Raises: UserError where names are too few, or texts longer than the network can read.
         """
@@ -112,7 +112,7 @@ class FatherSon(Analysis):
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
             nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
             margin = nll[:, 1] - nll[:, 0]
-            both = margin.reshape(2, -1).mean(0)  # of the orders of a pair: its names cancel
+            both = margin.reshape(2, -1).mean(0)  # over both orders of a pair: frequencies of names cancel
             margins.append(both.tolist())
             rows.append(
                 {
@@ -134,7 +134,7 @@ class FatherSon(Analysis):
                 yield from (Condition(query, between, seeded) for between in self.config.between)
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        """How the margins of pairs are spread in every condition with seeds on, where it has any."""
+        """Distribution of the margins of pairs in every condition with seeds on, or off where the network has none."""
         seeds = any(row["seeds"] for row in record["conditions"])
         for row, margins in zip(record["conditions"], record["margins"], strict=True):
             if row["seeds"] == seeds:
@@ -149,7 +149,7 @@ class FatherSon(Analysis):
 
 
 def read_names(path: str | None) -> list[str]:
-    """Each once, in the order of the file; lines that are no single word are left out."""
+    """Each name once, in the order of the file; lines that are not a single word are left out."""
     if path is None:
         return list(NAMES)
     try:
@@ -162,7 +162,7 @@ def read_names(path: str | None) -> list[str]:
 
 
 def single_tokens(names: list[str], tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the names that are one token behind a space.
+    """Ids of the names that are one token after a space.
 
     Raises: UserError where these are too few.
     """
@@ -184,7 +184,7 @@ def drawn_pairs(names: list[str], count: int, seed: int) -> list[tuple[str, str]
 
 
 def question(pair: tuple[str, str], query: str, between: int | None) -> Asked:
-    """What one pair is asked; `between` None leaves the context out."""
+    """The question for one pair; `between` None leaves the context out."""
     father, son = pair
     context = [] if between is None else [f"The son of {father} is {son}.", *FILLERS[:between]]
     if query == "normal":
@@ -234,7 +234,7 @@ def _scoring(network: Network, given: GivenTexts, rows: int) -> Iterator[Scoring
 
 
 def read_sentences(tokenizer: Tokenizer, texts: list[list[str]]) -> Iterator[list[list[int]]]:
-    """Texts given as sentences, tokenised as they stand together, a space between: the tokens of each sentence."""
+    """The tokens of each sentence of `texts`, each text tokenised as a whole, with spaces between sentences."""
     joined = [[*(f"{sentence} " for sentence in text[:-1]), text[-1]] for text in texts]
     ids, sizes = tokenizer.encode_batch(["".join(text) for text in joined])
     for text, tokens, size in zip(joined, ids, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""What a network makes of its memory of thoughts: gates over the run, what they let through, whether it matters.
+"""How a network uses its memory of thoughts: gates over the run, what they let through, and whether it matters.
 
     gate            g of each block with cross-attention: as it was drawn, at every evaluation so far, and now
     increment       |g O(read)| / |h|, mean over positions that have a memory: a gate alone says little, for the matrix
@@ -7,9 +7,9 @@
                     or as many as there are
     exchange        nats per token with the memories of other documents at the same sentence, less those with its own
 
-A memory of zeros is nothing that training has ever shown; one of other documents is of the right kind and wrong. The
+A memory of zeros never occurs in training; one from another document has the right form and the wrong content. The
 seed of a sentence carries the newest thought, too, so memories are also exchanged with seeds off, and from the second
-newest thought on. Counted are tokens of sentences at which more than one document was alive.
+newest thought on. Only tokens of sentence steps at which more than one document has a sentence are counted.
 
 Source: Thought Gestalt (arXiv 2512.25026) shows gates by block over training; the rest is ours.
 Cost: the documents are scored five times.
@@ -35,7 +35,7 @@ from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 Seen = Callable[[int, MemoryRead, Tensor, PackedReader], object]
-"""Told block (counted from 1), its cross-attention, what this reads from (1, P, C) and its reader."""
+"""Called with a block's index (from 0), its cross-attention, the input of that, (1, P, C), and its reader."""
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def watched(network: Gestalt, seen: Seen) -> Iterator[None]:
     with contextlib.ExitStack() as hooks:
         for layer in network.reads_memory(range(network.config.depth)):
             block = network.stack[layer]
-            # A block of cross-attention alone calls its parts; the others call it as a module, its layer in between
+            # A MemoryBlock calls parts of its memory; the others call it as a module, with the layer as an argument
             alone = isinstance(block, MemoryBlock)
 
             def tell(_: object, given: tuple, layer: int = layer, alone: bool = alone) -> None:
@@ -78,7 +78,7 @@ class Use:
 
     @staticmethod
     def attention(layer: int, q: Tensor, reader: PackedReader) -> np.ndarray:
-        """(R, F): of each thought, oldest first, its probability, mean over heads, summed over the row's positions."""
+        """(R, F): the probability of each thought, oldest first, mean over heads, summed over the row's positions."""
         keys, _ = keys_and_values(*reader.thoughts[layer], heads=q.shape[1])
         score_RHLF = reader.rows.lay(q) @ keys.transpose(2, 3) / math.sqrt(q.shape[-1])
         known = torch.from_numpy(reader.rows.filled).to(q.device)[:, None, None, None]
@@ -89,10 +89,10 @@ class Use:
 
 
 def exchange(youngest: int, batch: StreamBatch) -> Seen:
-    """Gives each sentence of a batch the thoughts of the next document that has a sentence at this step, but for those
+    """Gives each sentence of a batch the thoughts of the next document that has a sentence at this step, except those
     younger than `youngest`."""
     reading = np.repeat(np.arange(1, len(batch.rows_at)), batch.rows_at[1:])
-    """Of each thought that is read at all, in their order, the sentence step to which it is the newest."""
+    """For each thought that is read at all, in order, the sentence step at which it is the newest."""
 
     def swap(layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
         thoughts, ranks = reader.thoughts[layer]
@@ -113,11 +113,11 @@ def exchange(youngest: int, batch: StreamBatch) -> Seen:
 def nats_per_token(
     network: Gestalt, scorings: list[ScoringBatch], youngest: int | None = None, use: Seen | None = None
 ) -> float:
-    """Of the tokens at sentence steps, but the first, at which more than one document has a sentence.
+    """Nats per token at sentence steps, except the first, at which more than one document has a sentence.
 
     Args:
         youngest: memories are exchanged from this age on; None: they are not.
-        use: what is told of the cross-attention meanwhile.
+        use: called before every cross-attention, where memories are not exchanged.
     """
     nats = tokens = 0.0
     for scoring in scorings:
@@ -135,7 +135,7 @@ def nats_per_token(
 
 @register("analysis", "gates")
 class Gates(Analysis):
-    """Gates of a memory of thoughts over the run, what they let through, and what wrong memories would cost."""
+    """Gates of a memory of thoughts over the run, what they let through, and what wrong memories cost."""
 
     asks = "gates"
 
@@ -144,7 +144,7 @@ class Gates(Analysis):
         """Held-out documents that are read."""
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """By block, counted from 1, gates, increments and attention; gates on the way; nats of exchanged memories."""
+        """Gates, increments and attention by block, counted from 1; gates over the run; cost of exchanged memories."""
         network, store, recipe = run.network, run.corpus.validation, run.recipe
         assert isinstance(network, Gestalt)
         if not network.gates:
@@ -163,7 +163,7 @@ class Gates(Analysis):
         points = self.folder.records("likelihood") if self.folder else []
         now = run.progress.step
         course = {p["step"]: p["gates"] for p in points if "gates" in p and p["step"] <= now} | {now: network.gates}
-        if recipe.start.run is None:  # else they began as another run left them
+        if recipe.start.run is None:  # otherwise they began as another run left them
             course = {0: dict.fromkeys(network.gates, 1.0)} | course
         return {
             "gates": network.gates,

@@ -1,17 +1,17 @@
 """Where the gradient of future losses lands: in the states that persist, or in those that predict.
 
-Give every slot (one stream at one position p) a copy of the parameters of its own. The loss at p + k pulls at the copy
-of slot p only through what later tokens read of it, the loss at p through its own prediction:
+Imagine that every slot (one stream at one position p) has its own copy of the parameters. The loss at p + k reaches
+the copy of slot p only through what later tokens read from it, the loss at p through its own prediction:
 
     r(p, k) = | grad of slot p, loss at p + k | / | grad of slot p, loss at p |        k = 1 .. horizon
 
-No copy is made. A linear layer gives slot p the gradient g a^T (g: gradient at its output, a: its input, both of that
-slot), of squared norm |g|^2 |a|^2; a norm's weight |g * normalised input|^2; the embedding |g|^2. So one backward from
-one loss holds the norms of all earlier slots of all streams. Of every document `targets` loss positions are drawn, and
-every pair (p, j) of them with p before j gives a ratio, 16 times more for a backward than one slot at a time.
+No copy is made. In a linear layer the gradient of slot p is g a^T (g: gradient at the output, a: the input, both of
+that slot), with squared norm |g|^2 |a|^2; for a norm's weight it is |g * normalised input|^2; for the embedding |g|^2.
+So one backward pass from one loss gives the norms of all earlier slots of all streams. Of `targets` loss positions
+drawn in a document every pair (p, j), p before j, gives a ratio: per backward 16 times more than one slot at a time.
 
-Counted are all parameters in the blocks and the embedding of the slot; head and final norm are left out. A stream that
-its own prediction does not use (the predictions of Reverse SPS) has no present loss, and so no ratio.
+Counted are all parameters in the blocks and the slot's embedding; head and final norm are left out. A stream that its
+own prediction does not use (the predictions of Reverse SPS) has no present loss, and so no ratio.
 
 Cost: a forward and `targets` backward passes for every row of documents.
 Source: State-Prediction Separation (arXiv 2607.01218), eq. 6 and figure 5a.
@@ -37,7 +37,7 @@ from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 KINDS = {"attention": "attention", "attention_out": "attention", "mlp": "mlp", "mlp_out": "mlp", "norm": "norm"}
-"""Of parameters in a block, by role; biases count with their matrices."""
+"""Kinds of parameters in a block, by role; biases count with their matrices."""
 
 
 @register("analysis", "gradient_roles")
@@ -50,18 +50,18 @@ class GradientRoles(Analysis):
         documents: int = Field(1000, ge=1)
         """Held-out documents, at most; only those that are long enough for the largest offset."""
         tokens: int | None = Field(None, ge=32)
-        """Of each document, at most; null: 1024, or the context of the run where it is shorter. Slots lie in its first
-        half without the first sixteenth, offsets go up to half of it."""
+        """Tokens of each document, at most; null: 1024, or the run's context if shorter. Slots lie in the first half,
+        except in the first sixteenth; offsets go up to half."""
         targets: int = Field(64, ge=2)
-        """Loss positions drawn in each document, one backward each."""
+        """Loss positions drawn in each document, one backward pass each."""
         rows: int = Field(4, ge=1)
         """Documents at a time; changes nothing but speed and memory."""
         resamples: int = Field(1000, ge=100)
-        """Of documents, for the intervals."""
+        """Resamples of the documents for the intervals."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, store = self.config, run.corpus.validation
-        network: Any = run.network  # with what it `asks`
+        network: Any = run.network  # has the attribute that `asks` names
         if getattr(network.config, "moe", None):
             raise UserError(
                 "analyse gradient_roles: a mixture of experts gives a slot no gradient of its own in one product; "
@@ -130,7 +130,7 @@ class _Use(NamedTuple):
     result: Tensor
 
     def squares(self, g: Tensor) -> Tensor:
-        """Squared norm of the gradient of a copy of its parameters at each slot, (S B, T), from that at its output."""
+        """Squared norm of the gradient of each slot's copy of the parameters, (S B, T), from that at the output."""
         if self.module is None:
             return g.square().sum(-1)
         has_bias = getattr(self.module, "bias", None) is not None
@@ -148,9 +148,9 @@ def _over_heads(x: Tensor) -> Tensor:
 
 
 def squared_norms(network: Any, batch: Batch, targets: Tensor) -> Iterator[dict[tuple[int, str], Tensor]]:
-    """For each column of `targets`, (B, J) positions whose loss is asked: squared norms of its gradient in all slots.
+    """For each column of `targets`, (B, J) positions of losses: squared norms of the loss's gradient in all slots.
 
-    Yields: {(layer, attention, mlp, norm or embedding): (S, B, T)}; a slot behind the target has zero.
+    Yields: {(layer, attention, mlp, norm or embedding): (S, B, T)}; a slot after the target has zero.
     """
     probe, rows = copy.copy(network), torch.arange(len(targets))
     probe.whole = True  # every slot of every block, also those that no loss needs
@@ -168,7 +168,7 @@ def squared_norms(network: Any, batch: Batch, targets: Tensor) -> Iterator[dict[
 
 
 def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
-    """Every use of a parameter in the blocks, in one forward, and its losses (B, T)."""
+    """Every use of a parameter in the blocks, in one forward pass, and the losses (B, T)."""
     uses: list[_Use] = []
 
     def enter(block: nn.Module, args: tuple) -> None:
@@ -189,9 +189,9 @@ def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
 
 
 def slots(losses: int, tokens: int) -> range:
-    """Positions that are looked at in a document with so many losses, of which `tokens` at most are asked.
+    """Positions to be analysed in a document with `losses` losses, of which at most `tokens` are used.
 
-    With 1,024: from 64 to 512, and no further than that the largest offset has a loss.
+    With 1,024: from 64 to 512, as far as the largest offset still has a loss.
     """
     return range(tokens // 16, min(tokens // 2, losses - tokens // 2))
 
@@ -204,9 +204,9 @@ RATIO = np.dtype([("document", int), ("stream", int), ("offset", int), ("ratio",
 def _ratios(
     norms_JSBT: np.ndarray, targets_BJ: np.ndarray, end_of_slots: list[int], horizon: int, first_document: int
 ) -> np.ndarray:
-    """Of all pairs of targets (p, j) of a document with p a slot that is looked at and j at most `horizon` ahead.
+    """Ratios of all pairs of targets (p, j) of a document, with p an analysed slot and j at most `horizon` ahead.
 
-    Left out are pairs whose slot has no gradient from its own loss.
+    Pairs whose slot has no gradient from its own loss are left out.
     """
     found = []
     for row, positions in enumerate(targets_BJ):
@@ -226,7 +226,7 @@ def _ratios(
 def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int) -> dict[str, list]:
     """Pairs, median, and arithmetic and geometric mean with 95 % intervals over documents, by offset 1 .. horizon.
 
-    An offset that only one document has is told without intervals.
+    An offset that only one document has gets no intervals.
     """
     cells = np.zeros((3, documents, horizon))  # pairs, ratios, logarithms of ratios
     place = ratios["document"], ratios["offset"] - 1

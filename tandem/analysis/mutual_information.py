@@ -1,15 +1,15 @@
-"""How much a token tells of the token d places on, and what weights that suggests for the slots of a bag.
+"""How much a token tells about the token d places on, and what weights that suggests for the slots of a bag.
 
     I(d) = sum over a, b of  p_d(a, b) ln (p_d(a, b) / p(a) p(b))     nats, pairs (x_t, x_(t + d)) of one document
 
 In text I falls like a power of the distance. With few pairs for many cells the estimate is too high by about
-cells / 2N, at every distance alike: it is corrected (Miller and Madow 1955), and the same estimate of shuffled pairs
-stands beside it as the floor below which nothing is seen. Rare ids are one class, for the same reason.
+cells / 2N at every distance: it is corrected (Miller and Madow 1955), and reported beside the same estimate for
+shuffled pairs, the floor below which nothing can be seen. Rare ids form one class, for the same reason.
 
     C + a d^k is fitted;  slot i of a bag weighs i^k     objective.weights: fitted has k = -1.25, as found in DCLM
 
-C is what a finite sample leaves, and is not interpreted. Cost: one pass over the pairs of each distance for the
-estimate, one for the floor, one for each of the resamples.
+C is left over from the finite sample, and is not interpreted. Cost: one pass over the pairs of each distance for the
+estimate, one for the floor, and one for each resample.
 Source: Token Superposition Training (arXiv 2605.06546), figure 7; estimator, sample and classes are ours.
 Shapes: N pairs, M classes, K distances, D documents.
 """
@@ -39,22 +39,22 @@ class PowerLaw(NamedTuple):
 
 @register("analysis", "mutual_information")
 class MutualInformation(Analysis):
-    """Information that a token of the training text has of a later one, by distance, and a power law through it."""
+    """Mutual information of tokens of the training text, by distance, and a power law fitted to it."""
 
     asks = "embed"
     trained = False
 
     class Config(Settings):
         tokens: int = Field(2_000_000, ge=1000)
-        """Of the training text, in whole documents of five tokens or more; all of it where it has fewer."""
+        """Tokens of training text, in whole documents of five tokens or more; all of it where it has fewer."""
         classes: int = Field(1024, ge=2)
-        """The most frequent ids, each a class; all others are one more."""
+        """How many of the most frequent ids are a class each; all others form one more."""
         longest: int = Field(128, ge=4)
-        """The longest distance: all up to 16, then 16 more, evenly spaced in their logarithm."""
+        """The longest distance; measured are all up to 16, then 16 more, evenly spaced in their logarithm."""
         resamples: int = Field(20, ge=0)
-        """Of the documents, for the interval of the exponent; 0, or a single document: none."""
+        """Resamples of the documents for the interval of the exponent; 0, or a single document: no interval."""
         slots: int = Field(8, ge=1)
-        """Of the bag for which weights are suggested."""
+        """Slots of the bag for which weights are suggested."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         c = self.config
@@ -67,7 +67,7 @@ class MutualInformation(Analysis):
         floor = [information(classes, document, d, shuffled=draw) for d in distances]
         law = fit(distances, found)
         exponents = []
-        for _ in range(c.resamples if len(lengths) > 1 else 0):  # of one document all are alike
+        for _ in range(c.resamples if len(lengths) > 1 else 0):  # resamples of one document are all alike
             weights = np.bincount(draw.integers(len(lengths), size=len(lengths)), minlength=len(lengths))
             within = [d for d in distances if d < lengths[weights > 0].max()]  # the longest may not be drawn
             exponents.append(fit(within, [information(classes, document, d, weights) for d in within]).exponent)
@@ -97,7 +97,7 @@ class MutualInformation(Analysis):
 
 
 def distances_to(longest: int) -> list[int]:
-    """All up to 16, then 16 more, evenly spaced in their logarithm."""
+    """All distances up to 16, then 16 more, evenly spaced in their logarithm."""
     first = min(16, longest)
     return [*range(1, first + 1), *sorted({round(d) for d in np.geomspace(first, longest, 17)} - {*range(first + 1)})]
 
@@ -113,7 +113,7 @@ def information(
 
     Args:
         classes: (N,) from 0, one for each token.
-        document: (N,) which document each token is of, not falling.
+        document: (N,) the document of each token, non-decreasing.
         weights: (D,) how often each document counts; once if not given.
         shuffled: takes the second token of each pair from another pair.
     """
@@ -133,7 +133,7 @@ def information(
 
 
 def fit(distances: list[int], found: list[float]) -> PowerLaw:
-    """The power law with the least squares. Raises: UserError where scipy is missing."""
+    """The power law by least squares. Raises: UserError where scipy is missing."""
     d, nats = np.array(distances, float), np.array(found)
     start = (nats.min(), nats[0] - nats.min(), -1.0)
 
@@ -149,9 +149,9 @@ def _pairs(document: np.ndarray, distance: int) -> np.ndarray:
 
 
 def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of whole documents without their ends, and the number of each one's document, from 0.
+    """Ids of whole documents without their ends, and the number of each id's document, from 0.
 
-    Each has pairs at the first four distances, so that every resample has enough for a law.
+    Each document has pairs at the first four distances, so that every resample has enough of them to fit a power law.
     """
     order = np.array(chosen_documents(store, len(store), shortest=6))
     order = order[: int(np.searchsorted((store.lengths[order] - 1).cumsum(), tokens)) + 1]

@@ -31,7 +31,7 @@ def under_partitions(network: Network, batch: Batch) -> dict[str, Tensor]:
 
 @register("analysis", "partitions")
 class Partitions(Analysis):
-    """Nats per token of held-out text under a score's partitions, all context through latents, and no context."""
+    """Nats per token of held-out text: partitions as in scoring, all context through latents, and no context stack."""
 
     asks = "partition"
 

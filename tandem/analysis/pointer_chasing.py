@@ -1,16 +1,16 @@
-"""Pointer chasing: a task that takes one sequential step more with every level.
+"""Pointer chasing: a task that takes one more sequential step with every level.
 
 A row holds n tables. The first maps its keys to values, every later one maps its keys one-to-one onto those of the
-table before. After each table all its keys are asked for the value at the end of their chain, and at the very end one
-key of the last table. Below, n = 3 tables of k = 3 keys; the answers, read at the queried keys, are not in the input:
+table before. After each table all its keys are queried for the value at the end of their chain, and at the very end one
+key of the last table. Below, n = 3 tables of k = 3 keys; the answers, predicted at the queried keys, are not inputs:
 
     v3 = A  v0 = B  v8 = C |  Q A  Q B  Q C |       asks v3 v0 v8
     A = D   B = E   C = F  |  Q D  Q E  Q F |       asks v3 v0 v8, through A B C
     D = G   E = H   F = I  |  Q G  Q H  Q I |       asks v3 v0 v8, through D E F and A B C
     Q G                                             asks v3
 
-With attention in a window no query of a later level sees the first table: it has to be carried forward, level by level.
-A stack of blocks makes so many steps and no more, and solves so many levels; a recurrence has no such limit. With
+With windowed attention no query of a later level sees the first table: it has to be carried forward, level by level.
+A stack of blocks takes a fixed number of steps and solves only so many levels; a recurrence has no such limit. With
 `answers_in_input` (Q A v3 ...) every level is the same short look-up, and the difference disappears.
 
     task = Task(Task.Config())
@@ -39,7 +39,7 @@ from tandem.training.run import Run, keyed
 
 QUERY, EQUALS, BAR, FIRST_VALUE = range(4)
 SOLVED = 0.99
-"""Accuracy of a column from which it counts as solved."""
+"""Accuracy from which a column counts as solved."""
 
 PUBLISHED = {
     # name: (task, network, learning rate)
@@ -64,7 +64,7 @@ class Task:
         values: int = Field(10, ge=1)
         """v, values that a chain can end in."""
         answers_in_input: bool = False
-        """The answer stands behind each queried key but the last."""
+        """The answer follows each queried key except the last."""
         rows: int = Field(64, ge=1)
         """B, rows of a step."""
 
@@ -80,7 +80,7 @@ class Task:
 
     @property
     def asked(self) -> list[list[int]]:
-        """Positions by column: level by level those of its queried keys, then the last."""
+        """Positions by column: those of the queried keys, level by level, then that of the last query."""
         c, first = self.config, 3 * self.config.keys + 2
         levels = [[level * self.level + first + self.query * i for i in range(c.keys)] for level in range(c.tables)]
         return [*levels, [self.length - 1]]
@@ -139,7 +139,7 @@ def learn(
 ) -> int:
     """Trains with Adam at a constant rate, gradients clipped to 1; returns the steps taken.
 
-    Every `every` steps `watch` is told steps, loss in nats and accuracies by column; it ends the training by True.
+    Every `every` steps `watch` is called with steps, loss in nats and accuracies by column; if True, training ends.
     """
     adam: dict[str, Any] = {"lr": lr, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}
     optimiser = AdamW(AdamW.Config(**adam), network)
@@ -159,7 +159,7 @@ def learn(
 def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list[float]:
     """Share of right answers by column, levels 0 .. n-1 and the last query, on fresh rows read token by token.
 
-    The answer is the likeliest of all tokens. It is a session that reads, so this is what generation would say.
+    The answer is the likeliest of all tokens. A session reads the rows, so this is what generation would say.
     """
     batch = task.batch(seed, "evaluation", rows).to(network.head.device)
     session, right = network.session(rows), {}
@@ -170,7 +170,7 @@ def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list
 
 
 def solved(found: list[float]) -> int:
-    """Columns solved, from the first up to the first that is not."""
+    """Number of columns solved before the first that is not."""
     return next((column for column, accuracy in enumerate(found) if accuracy < SOLVED), len(found))
 
 

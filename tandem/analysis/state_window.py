@@ -1,9 +1,9 @@
-"""How much of what persists is used: the loss when every token may read only the newest part of it.
+"""How much of the persistent state is used: the loss when every token may read only the newest part of it.
 
     delta_i = nll_i with the state cut to [max(s, i - omega), ..)  -  nll_i          nats, over the position i
 
-In every block the source of keys that persists is cut; a query still reads itself, and a window of two streams stays
-what it is. A network that keeps much in its state loses much. For the plain decoder the state is all its keys.
+In every block the persistent source of keys is cut; a query still reads itself, and the window of a two-stream network
+is unchanged. A network that keeps much in its state loses much. For the plain decoder the state is all its keys.
 
 Cost: two forward passes over the first `tokens` tokens of every document.
 Source: State-Prediction Separation (arXiv 2607.01218), figure 5b. Shapes: D documents, T tokens.
@@ -23,7 +23,7 @@ from tandem.training.run import Run
 
 @register("analysis", "state_window")
 class StateWindow(Analysis):
-    """Loss by position when the persistent state is cut to a window, against the loss with all of it."""
+    """Loss by position when the persistent state is cut to a window, against the loss with the full state."""
 
     asks = "restricted"
 
@@ -33,17 +33,17 @@ class StateWindow(Analysis):
         documents: int = Field(8000, ge=1)
         """Held-out documents, at most; only those with more than `tokens` tokens."""
         tokens: int | None = Field(None, ge=2)
-        """Of each document; null: 2048, or the context of the run where it is shorter."""
+        """Tokens of each document; null: 2048, or the context of the run where it is shorter."""
         rows: int = Field(8, ge=1)
         """Documents at a time; changes nothing but speed and memory."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, store = self.config, run.corpus.validation
-        network: Any = run.network  # with what it `asks`
+        network: Any = run.network  # has the attribute that `asks` names
         tokens = c.tokens or min(2048, run.recipe.batch.context)
         if c.window >= tokens - 1:
             raise UserError(f"analysis.window = {c.window}: it cuts nothing of {tokens} tokens; ask for a smaller one")
-        require("scipy.signal", "statistics")  # by `smoothed`, after the work
+        require("scipy.signal", "statistics")  # `smoothed` needs it, after the work
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
         for first in range(0, len(documents), c.rows):
@@ -83,5 +83,5 @@ class StateWindow(Analysis):
 
 
 def _smoothing(tokens: int) -> int:
-    """Neighbours of a parabola: a tenth of the tokens, of the paper's 2,048 its 201."""
+    """Neighbours of a parabola: a tenth of the tokens; for the paper's 2,048 its 201."""
     return min(201, tokens // 10 | 1)

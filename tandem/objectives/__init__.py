@@ -1,4 +1,4 @@
-"""What is asked of a network; importing this registers every objective of this folder."""
+"""Training objectives; importing this registers every objective of this folder."""
 
 import importlib
 import pkgutil

@@ -1,9 +1,9 @@
-"""The next-token objective: tokens in, the token after each asked.
+"""The next-token objective: predict the token after each token.
 
-An objective answers three questions. `phases` says how a run reads the text, step by step (objectives/phases.py).
-`count` says how many targets of each name a batch asks, before any backward; the loop adds the answers over
-micro-batches and processes. `loss` is then the batch's share of the step's mean, so that the losses of all
-micro-batches simply add up, and sums of nats for the record. Others extend this one, and say what differs.
+An objective has three main methods. `phases` says how a run reads the text, step by step (objectives/phases.py).
+`count` counts a batch's targets by name, before any backward pass; the loop adds these counts over micro-batches and
+processes. `loss` then returns the batch's share of the step's mean, so that the losses of all micro-batches simply
+add up, and sums in nats for the record. Other objectives extend this one and define only what differs.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tandem.recipe import Recipe, Settings, register
 
 @register("objective", "next_token", default=True)
 class NextToken:
-    """Predict every token of a document from those before it; the document end is asked, too."""
+    """Predict every token of a document, and the document end, from the tokens before it."""
 
     class Config(Settings):
         pass
@@ -29,30 +29,30 @@ class NextToken:
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
-        """Settings by name at which the contract is tested."""
+        """Settings by name, with which the contract is tested."""
         return {"": cls.Config()}
 
     @classmethod
     def refusal(cls, network: type[Network]) -> str:
-        """Why a network can not be asked so; empty: it can."""
+        """Why this objective cannot train a network; empty if it can."""
         return network.suffixes_only
 
     @classmethod
     def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
-        """`config`: its own in place of the recipe's objective, which asks it first."""
+        """`config`: its options where the recipe's objective is another one, which runs this one as its first phase."""
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        """Of a run of `steps` steps: one."""
+        """The phases of a run of `steps` steps: one."""
         return [Phase(0, rows)]
 
     def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets, whatever ids they are, and by name what the network's own terms count."""
+        """The number of targets, whatever their ids, and the counts of the network's own terms by name."""
         return {"nll": int((batch.targets != IGNORE).sum())} | network.count(batch)
 
     def floor(self, batch: Batch) -> float:
-        """The least mean that a batch allows a network that knows it by heart, nats."""
+        """The least mean loss of a network that has memorised the batch, nats."""
         return 0.0
 
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -64,7 +64,7 @@ class NextToken:
 def asked_loss(
     network: Network, batch: Batch, counts: dict[str, int], head: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the positions that are asked anything, which alone reach the head."""
+    """Loss of the positions that have a target; only these reach the head."""
     hidden, extra = network(network.embed(batch.tokens), batch)
     asked = batch.targets != IGNORE
     loss, sums = network.nll(hidden[asked][None], batch.targets[asked][None], head=head)

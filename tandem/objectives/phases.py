@@ -1,10 +1,10 @@
-"""Phases of a run: how text is read and asked may change at a step, and nothing else does.
+"""Phases of a run: how text is read and what is predicted may change at a step, while the run continues.
 
     step     0 ............ T1 ............ T       switch at T1: weights, optimiser and schedule go on
     view     bags of 6      | packed rows           the second reads on where in the stream the first stopped
 
-An objective tells the phases of a run of T steps; for most it is one. What a step reads and costs is then a closed
-form of its number, so a batch is still a pure function of (seed, step), and resuming replays nothing.
+An objective defines the phases of a run of T steps; most have one. What a step reads and costs is then a closed form
+of the step number, so a batch is still a pure function of (seed, step), and resuming replays nothing.
 """
 
 import bisect
@@ -24,21 +24,21 @@ class Phase:
     first: int
     view: View
     note: str = ""
-    """What the network does in place of reading tokens; as long as it stands, this is no language model."""
+    """What the network reads instead of plain text; while a phase has a note, the network is no language model."""
     restarts: bool = False
-    """Whether the learning rate starts anew."""
+    """True if the learning-rate schedule restarts."""
     redraws: bool = False
-    """Whether the table of tokens and the head are drawn anew."""
+    """True if the token table and the head are reinitialised."""
     parts: tuple[int, int] | None = None
-    """Where only the end of a text is asked for: tokens of a row before that, and from there on, on the mean."""
+    """Where only the end of a text has targets: mean tokens of a row before that end, and in it."""
 
     def flops(self, cost: Cost, steps: int) -> int:
-        """Training FLOPs of so many of its steps."""
+        """Training FLOPs of `steps` of its steps."""
         return steps * self.view.rows * sum(cost.training(self.view.context, parts=self.parts).values())
 
 
 class Phases:
-    """The phases of a run as one view of the text, with what it costs; steps beyond the run are of the last phase."""
+    """The phases of a run as one view of the text, with its cost; steps beyond the run belong to the last phase."""
 
     def __init__(self, phases: list[Phase]):
         assert phases[0].first == 0, "a run starts with a phase"
@@ -48,12 +48,12 @@ class Phases:
         return self.phases[bisect.bisect_right(self.phases, step, key=lambda phase: phase.first) - 1]
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
-        """The rows of a step, or one of `parts` equal runs of them."""
+        """The rows of a step, or only part `part` of `parts` equal parts."""
         phase = self.at(step)
         return phase.view.batch(step - phase.first, part, parts)
 
     def tokens(self, step: int) -> int:
-        """Tokens of text read before `step`, those included that a phase passes over."""
+        """Tokens of text read before `step`, including those that a phase skips."""
         phase = self.at(step)
         return phase.view.read(step - phase.first)
 
@@ -66,7 +66,7 @@ class Phases:
         return sum(phase.flops(cost, steps) for phase, steps in self._before(step))
 
     def stretch(self, step: int) -> tuple[int, int | None]:
-        """First and last step, exclusive, of the learning rate's course at `step`; None: the end of the run."""
+        """First and last step (exclusive) of the learning-rate schedule at `step`; None: the end of the run."""
         firsts = [0, *(phase.first for phase in self.phases[1:] if phase.restarts)]
         place = bisect.bisect_right(firsts, step)
         return firsts[place - 1], firsts[place] if place < len(firsts) else None
@@ -82,9 +82,9 @@ def whole_steps(amount: int | float, steps: int) -> int:
 
 
 def require_reached(key: str, amount: int | float, steps: int, never: str, always: str) -> None:
-    """Raises: UserError where a run of `steps` steps ends before the step `amount`; a share of it never does.
+    """Raises: UserError where a run of `steps` steps never reaches the step `amount`; a share of the run is allowed.
 
-    What it would `never` do is told, and the share 1.0 by which that is `always` meant.
+    The message says what the run would `never` do, and that a share of 1.0 means `always`.
     """
     if isinstance(amount, int) and amount >= steps:
         raise UserError(

@@ -1,19 +1,19 @@
-"""Prefix LM: what follows a break point, given all before it; one task for networks of every kind.
+"""Prefix LM: predict what follows a break point from all before it; one task for networks of every kind.
 
     document   a0 a1 a2 | a3 a4 $       break point 3
     decoder    reads causally, and is asked for a3 a4 $
     double decoder      its context stack reads a0 a1, its generation stack a2 a3 a4
     encoder-decoder     its encoder reads a0 a1, its decoder a2 a3 a4
 
-All three read the same rows with the same break points and are asked for the same tokens (corpus/prefixes.py), so their
-losses compare, and what generates starts as it does in a session: from the last token of the prompt.
+All three read the same rows with the same break points and predict the same tokens (corpus/prefixes.py), so their
+losses are comparable, and generation starts as it does in a session: from the last token of the prompt.
 
-Networks learn it after something else: in a run that starts from a trained one (`start: {run: ...}`), or at the end of
-the same run, which goes on in the text with the same optimiser and schedule:
+Networks learn it after another objective: in a run that starts from a trained one (`start: {run: ...}`), or at the end
+of the same run, which continues in the text with the same optimiser and schedule:
 
     objective: {name: prefix_lm, after: span_corruption, since: 0.9}
 
-So a study of several networks is one study, and a learning rate is judged by what it leads to.
+So one study can compare several kinds of network, and a learning rate is judged by the final result.
 
 Source: Block-Based Double Decoders (workshop AdaptFM, 2026), the fine-tuning before its comparison.
 """
@@ -41,13 +41,13 @@ class PrefixLM(NextToken):
 
     class Config(Settings):
         scope: Scope = "document"
-        """What gets a break point: each document, or the row, whatever its documents."""
+        """What gets a break point: each document, or the row as a whole."""
         shared: bool = False
-        """All rows of a step draw alike."""
+        """All rows of a step share the same draws."""
         after: Literal["next_token", "span_corruption"] | None = None
-        """What the run is asked first, by its defaults; null: nothing."""
+        """Objective of the run's first phase, with its default options; null: none."""
         since: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] | None = None
-        """Where that ends: a step, or a share of the run's steps, rounded down; 0.9 unless given."""
+        """Where the first phase ends: a step, or a share of the run's steps, rounded down; 0.9 unless given."""
 
         def derive(self) -> dict[str, Any]:
             if self.after is None and self.since is not None:
@@ -70,7 +70,7 @@ class PrefixLM(NextToken):
             yield from (("objective.after", reason) for _, reason in first.check(recipe, first.Config()))
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        """Of a run of `steps` steps: that of what is asked first, where anything is, and its own."""
+        """The phases of a run of `steps` steps: those of the first objective, if any, and its own."""
         c, T, found, since = self.config, rows.context, [], 0
         if self.first is not None and (since := whole_steps(c.since or 0, steps)):
             found = self.first.phases(rows, steps)
@@ -78,7 +78,7 @@ class PrefixLM(NextToken):
         return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
 
     def require(self, steps: int) -> None:
-        """Raises: UserError where a run of `steps` steps ends before the step that is to begin prefix LM."""
+        """Raises: UserError where a run of `steps` steps would end before prefix LM begins."""
         if self.config.since is not None:
             require_reached("objective.since", self.config.since, steps, "come to prefix LM", "none of it")
 
@@ -89,5 +89,5 @@ class PrefixLM(NextToken):
 
 
 def _is_of_first(network: Network, batch: Batch) -> bool:
-    """Whether a batch is of the phase before: next tokens have no blocks, span corruption alone asks for sentinels."""
+    """True for a batch of the first phase: next-token has no blocks, and only span corruption has sentinel targets."""
     return batch.blocks is None or bool((batch.targets >= network.vocabulary).any())

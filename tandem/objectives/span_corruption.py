@@ -3,8 +3,8 @@
     encoder   a0 <0> a3 a4 <1> a6 $            decoder   <start> <0> a1 a2 <1> a5
                                                asked     <0> a1 a2 <1> a5 $
 
-Sentinels are asked for like words, so the softmax of this objective has their rows as well; a score never has. A run of
-it alone is no language model: prefix LM makes it one (objectives/prefix_lm.py), after it or started from its weights.
+Sentinels are targets like words, so the softmax of this objective has rows for them; scoring never does. A network
+trained on it alone is no language model: prefix LM (objectives/prefix_lm.py) makes it one, in this run or a later one.
 
 Source: T5 (Raffel et al. 2020); pieces and documents: corpus/corruption.py.
 """
@@ -25,17 +25,17 @@ from tandem.recipe import Recipe, Settings, register
 
 @register("objective", "span_corruption")
 class SpanCorruption(NextToken):
-    """Restore pieces that were cut out of a document, each behind its sentinel."""
+    """Restore the pieces that were cut out of a document, each after its sentinel."""
 
     class Config(Settings):
         density: Annotated[float, Field(gt=0, lt=1)] = 0.15
         """Share of the tokens that is cut out."""
         span: Annotated[float, Field(ge=1)] = 4.0
-        """Mean tokens of a piece."""
+        """Mean tokens per piece."""
         sentinels: int = Field(100, ge=1)
-        """Most pieces of a document."""
+        """Most pieces per document."""
         sampler: Sampler = "exact"
-        """exact: that share, in pieces apart; poisson: less, in pieces that may touch, as in the authors' code."""
+        """exact: that share, in separate pieces; poisson: less, in pieces that may touch, as in the authors' code."""
 
     @classmethod
     def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:

@@ -1,15 +1,15 @@
 """Token Superposition Training: first bags of neighbouring tokens, then tokens.
 
 Early in training most of a step goes to what could be learned from much less detail. So in a first phase a position
-reads the mean of the embeddings of s neighbouring tokens and predicts the s tokens that follow, in any order: a step
-costs what it always costs and reads s times the text. Then the bags are dropped at once, and the run goes on with the
-next token; the finished model is an ordinary one.
+reads the mean embedding of s neighbouring tokens and predicts the s tokens that follow, in any order: a step costs the
+same and reads s times the text. Then the run switches to next-token prediction all at once; the finished model is an
+ordinary one.
 
     e_k   = 1/s sum_j E[x_(ks + j)]                                  bag k, tokens ks ... ks + s - 1
     loss  = sum_i w_i m_i / sum_i w_i      m_i = mean over rows of  lse(z_k) - z_k[x_((k + 1) s + i)],  i = 0 ... s - 1
 
-One log-sum-exp of a row serves all its targets (nn/head.py), so a bag costs what a token costs. Bags are made in
-corpus/bags.py; networks never see one: they are handed embeddings. With bags of 1 this is next_token, bit for bit.
+One log-sum-exp of a row serves all its targets (nn/head.py), so a bag costs as much as a token. Bags are made in
+corpus/bags.py; networks never see them, only embeddings. With bags of 1 this is next_token, bit for bit.
 
 Source: Peng, Gigant and Quesnelle, Efficient Pre-Training with Token Superposition, arXiv 2605.06546. Equal tokens in
 place of equal FLOPs a step: Shao, Meng and Zhou, Patch-Level Training for Large Language Models, ICLR 2025.
@@ -33,7 +33,7 @@ from tandem.recipe import Recipe, Settings, register
 
 Weights = Literal["uniform", "power", "exponential", "first", "fitted"]
 EXPONENT = -1.25
-"""Of the mutual information of tokens by distance, as the paper fits it to DCLM; see analysis/mutual_information.py."""
+"""Of mutual information as a power of token distance, in the paper's fit to DCLM (analysis/mutual_information.py)."""
 
 WEIGHTS = {
     "uniform": lambda i: 1.0,
@@ -50,31 +50,31 @@ class Superposition(NextToken):
 
     class Config(Settings):
         bag: int = Field(6, ge=1)
-        """s, tokens of a bag; 1 is next_token."""
+        """s, tokens per bag; 1 is next_token."""
         until: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.3
         """Where the bags end: a step, or a share of the run's steps, rounded down."""
         bag_in: bool = True
-        """A position reads a bag, the mean of its embeddings; else one token."""
+        """A position reads the mean embedding of a bag; else one token."""
         bag_out: bool = True
-        """A position is asked for the s tokens after those it reads; else for the next one."""
+        """A position predicts the s tokens after those it reads; else only the next one."""
         weights: Weights | list[Annotated[float, Field(ge=0)]] = "uniform"
-        """Of the s targets, nearest first: 1, 1/i, exp(-i), the first alone, i^-1.25, or a list of s numbers."""
+        """Weights of the targets, nearest first: 1, 1/i, exp(-i), the first alone, i^-1.25, or a list of s numbers."""
         loss: Literal["mce", "mce_alt"] = "mce"
-        """mce asks for every target; mce_alt for any one of the set of them, weights uniform."""
+        """mce: predict every target; mce_alt: predict any one of the set of targets, weights uniform."""
         reduce: Literal["slots", "tokens"] = "slots"
-        """The weighted mean of the means of the s slots, or of all targets."""
+        """Take the weighted mean over the means of the s slots, or over all targets."""
         tail: Literal["one", "drop"] = "one"
-        """Whether the last bag of a row keeps its one target."""
+        """one: the last bag of a row keeps its one target; drop: it has none."""
         bag_step: Literal["more_text", "less_work"] = "more_text"
-        """A step in bags reads s times the text at equal FLOPs, or as much text with rows / s rows."""
+        """A step in bags reads s times the text at equal FLOPs, or the same amount of text with rows / s rows."""
         grow: Literal["length", "rows"] = "length"
-        """A row in bags has context positions, or context / s positions in s times the rows."""
+        """A row in bags has `context` positions, or context / s positions in s times the rows."""
         boundary: Literal["ignore", "fold"] = "ignore"
         """Bags are cut from the stream and a row is one segment, or each document is folded by itself."""
         lr_restart: bool = False
-        """The learning rate warms up and decays in each phase by itself."""
+        """The learning rate warms up and decays separately in each phase."""
         reinit_at_switch: Literal["none", "embeddings"] = "none"
-        """At the switch to tokens draw the input table and the head anew: a control that must fail."""
+        """At the switch to tokens reinitialise nothing, or the token table and the head (a control that must fail)."""
 
         def derive(self) -> dict[str, Any]:
             if not (self.bag_in or self.bag_out) and self.bag > 1:
@@ -141,7 +141,7 @@ class Superposition(NextToken):
         ]
 
     def require(self, steps: int) -> None:
-        """Raises: UserError where a run of `steps` steps ends before the step that is to end its bags."""
+        """Raises: UserError where a run of `steps` steps would end before its bags do."""
         if self.config.bag > 1:
             require_reached("objective.until", self.config.until, steps, "switch to tokens", "bags to its end")
 
@@ -162,10 +162,10 @@ class Superposition(NextToken):
             rows, context = rows * config.bag, context // config.bag
         return rows // config.bag if config.bag_step == "less_work" else rows, context
 
-    # ---- what is asked ----------------------------------------------------------------------------------------------
+    # ---- what is predicted ------------------------------------------------------------------------------------------
 
     def count(self, network: Network, batch: Batch) -> dict[str, int]:
-        """Targets by slot, nearest first, and positions that are asked anything."""
+        """Targets by slot, nearest first, and positions that have any."""
         if batch.targets.ndim == 2:
             return super().count(network, batch)
         asked = batch.targets != IGNORE
@@ -173,7 +173,7 @@ class Superposition(NextToken):
         return dict.fromkeys(("bag_nll", "bag_kl"), int(asked.any(-1).sum())) | slots | network.count(batch)
 
     def floor(self, batch: Batch) -> float:
-        """The least mean that bags without repetitions allow, nats: the entropy of the weights."""
+        """The least mean loss for bags without repetitions, nats: the entropy of the weights."""
         if batch.targets.ndim == 2 or self.config.loss == "mce_alt":
             return 0.0
         return entropy(slot_weights(self.config.weights, batch.targets.shape[-1]))
@@ -181,8 +181,8 @@ class Superposition(NextToken):
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached).
 
-        On record are the loss itself, what it lies above the entropy of the weights (its KL divergence from the
-        bag, for bags without repetitions), and the plain nll of each slot.
+        Recorded are the loss itself, its excess over the entropy of the weights (the KL divergence from the bag, for
+        bags without repetitions), and the plain nll of each slot.
         """
         if batch.targets.ndim == 2:
             return super().loss(network, batch, counts)
@@ -205,9 +205,9 @@ class Superposition(NextToken):
 
 
 def mean_embedding(network: Network, tokens: Tensor) -> Tensor:
-    """Ids (B, l, s) to the means of the embeddings of their bags (B, l, C); ids (B, T) to their embeddings.
+    """Ids (B, l, s) to the mean embeddings of their bags (B, l, C); ids (B, T) to their embeddings.
 
-    The mean is taken in float32 at least, in the order of the tokens: a mean of bfloat16 embeddings rounds s times.
+    The mean is taken in float32 at least, in the order of the tokens: a mean in bfloat16 would round s times.
     """
     if tokens.ndim == 2:
         return network.embed(tokens)
@@ -217,20 +217,20 @@ def mean_embedding(network: Network, tokens: Tensor) -> Tensor:
 
 
 def slot_weights(weights: str | list[float], slots: int) -> list[float]:
-    """w_i of the slots i = 1 ... S, as they are: a loss divides by their sum. One slot has nothing to weigh."""
+    """w_i of the slots i = 1 ... S, not normalised: the loss divides by their sum. A single slot needs no weight."""
     if isinstance(weights, list):
         return weights[:slots]
     return [WEIGHTS[weights](i) for i in range(1, slots + 1)]
 
 
 def entropy(weights: list[float]) -> float:
-    """Of the normalised weights, nats."""
+    """Entropy of the normalised weights, nats."""
     shares = [weight / sum(weights) for weight in weights if weight]
     return -sum(share * math.log(share) for share in shares)
 
 
 def _coefficients(weights: list[float], counts: list[int], reduce: str) -> list[float]:
-    """What one target of each slot weighs in the mean of the step; a slot that nobody asks leaves both sums."""
+    """The weight of one target of each slot in the step's mean; a slot without targets is left out of both sums."""
     if reduce == "tokens":
         mass = sum(weight * count for weight, count in zip(weights, counts, strict=True))
         return [weight / mass if mass else 0.0 for weight in weights]

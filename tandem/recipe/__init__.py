@@ -1,7 +1,7 @@
-"""What a run is: one YAML file, read strictly, in which every value can say where it came from.
+"""What defines a run: one YAML file, read strictly, in which every value has a known origin.
 
 A recipe has two keys of its own, `seed` and `budget`, and sections. A section belongs to the class that it builds: the
-class declares its options in an inner `Config` and registers itself, and that is all a recipe knows of it.
+class declares its options in an inner `Config` and registers itself, and that is all a recipe knows about it.
 
     @register("network", "sps")                         extends: decoder/tiny      # a name or a path
     class SPS(Network):                                 budget: 5e6 tokens
@@ -17,18 +17,18 @@ class declares its options in an inner `Config` and registers itself, and that i
     recipe = load("mine.yaml", ["network.window=16"])
     recipe.network.window, recipe.choice("network"), recipe.origins["network.window"]     # 16, SPS, override
 
-A value is a default of the class, stands in a file and a line, is an override, or is derived from others by
-`Settings.derive`. Nothing is dropped or guessed: all mistakes are told at once, each on one line with its place, its
-value, what is allowed and the nearest name.
+A value is a default of the class, comes from a line of a file, is an override, or is derived from other values by
+`Settings.derive`. Nothing is dropped or guessed: all mistakes are reported at once, each on one line with its place,
+its value, what is allowed and the nearest name.
 
     mine.yaml:7  network.windw = 64: no such key; did you mean network.window? sps takes depth, heads, width, window
 
-The YAML is that of version 1.2 (`6e-4` is a number; `no` and `12:30` are text) without aliases and tags; a whole number
-may be written `2e6`. Mappings merge key by key with those that they extend, anything else replaces, and a section whose
-`name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a text is taken
+The YAML is version 1.2 (`6e-4` is a number; `no` and `12:30` are text) without aliases and tags; a whole number may be
+written `2e6`. Mappings merge key by key with those that they extend, anything else is replaced, and a section whose
+`name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a string is taken
 from the environment when the recipe is read; a saved recipe and its fingerprint keep it as written, so that a run can
-move to where its data lie elsewhere. A saved recipe says everything: where something is changed on top of it, it asks
-what becomes of the values that had followed from that.
+move to a machine where its data are elsewhere. A saved recipe spells out every value: an override that changes one
+from which others were derived must also say what becomes of those.
 """
 
 from tandem.recipe.budget import Budget, parse_budget

@@ -1,4 +1,4 @@
-"""What there is to choose from, in words: the text of `tandem show`."""
+"""The text of `tandem show`: what there is to choose from."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ from tandem.recipe.settings import (
 )
 
 KINDS = (*SECTIONS, "analysis")
-"""What can be looked up: sections of a recipe, and what is done with a run."""
+"""What can be looked up: sections of a recipe, and analyses of a run."""
 
 
 def overview() -> str:
@@ -45,7 +45,7 @@ def overview() -> str:
 def explain(name: str, overrides: Iterable[str] = ()) -> str:
     """A section, a choice with its options, or a recipe with the origin of each value.
 
-    Raises: UserError for an unknown name, for overrides of what is no recipe, and for what is wrong in the recipe.
+    Raises: UserError for an unknown name, for overrides of anything but a recipe, and for mistakes in the recipe.
     """
     if name in recipes() or name.endswith((".yaml", ".yml")):
         path = find(name)
@@ -69,7 +69,7 @@ def _explain_class(kind: str, name: str, cls: Any) -> str:
 
 
 def _options(config: type[Settings], prefix: str) -> Iterator[tuple[str, ...]]:
-    """Of each option the key with its default, and what it takes; below, what it is, and the options it has itself."""
+    """For each option its key with the default, and what it takes; below, its description and its nested options."""
     for name, field in config.model_fields.items():
         key, takes = f"{prefix}.{name}", describe(field.annotation, field.metadata)
         if field.is_required():
@@ -89,7 +89,7 @@ def _choices(kind: str) -> list[tuple[str, str]]:
 
 
 def _text(cls: type) -> str:
-    """The docstring of a class itself, not of those it extends."""
+    """The class's own docstring, not an inherited one."""
     return inspect.cleandoc(cls.__doc__ or "")
 
 
@@ -98,7 +98,7 @@ def _first_line(cls: Any) -> str:
 
 
 def _comment(path: Path) -> str:
-    """The first line of a recipe, where it is a comment; what is wrong with a file is told when it is loaded."""
+    """The first line of a recipe, if it is a comment; errors in a file are reported when it is loaded."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             first = lines.readline()
@@ -108,8 +108,8 @@ def _comment(path: Path) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]], right: bool = False) -> str:
-    """Rows in aligned columns, all to the left, the last cell of a row as long as it is; or all but the first to the
-    `right`."""
+    """Rows in aligned columns, flush left, without padding after the last cell; or, with `right`, all but the first
+    column flush right."""
     rows, widths = list(rows), {}
     for i, cell in (pair for row in rows for pair in enumerate(row if right else row[:-1])):
         widths[i] = max(widths.get(i, 0), len(cell))

@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
 
 
 class Problems(list[tuple[Origin, str]]):
-    """Everything wrong with a recipe, told at once."""
+    """Everything wrong with a recipe, reported at once."""
 
     def add(self, origin: Origin, text: str) -> None:
         if (origin, text) not in self:  # a union reports each of its branches
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either version of YAML would take for something else."""
+    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
 
     def ignore_aliases(self, data):
         return True
@@ -121,9 +121,9 @@ def _scalar(tag: str, text: str) -> Any:
 
 
 def parse(text: str, source: Origin, problems: Problems, quoted: str = "") -> Node:
-    """Read one YAML document; of a key written twice the first counts, and the second is a problem.
+    """Read one YAML document; if a key is written twice, the first counts and the second is added to `problems`.
 
-    Raises: UserError where the text is not YAML, in which `quoted` comes before the reason.
+    Raises: UserError where the text is not YAML; its message has `quoted` before the reason.
     """
 
     def place(mark: yaml.Mark) -> Origin:
@@ -165,7 +165,7 @@ def to_yaml(values: dict[str, Any]) -> str:
 
 
 def recipes() -> dict[str, Path]:
-    """All recipes by name, `decoder/tiny`: those in ./recipes, then those that come with Tandem."""
+    """All recipes by name, such as `decoder/tiny`: those in ./recipes, then those that come with Tandem."""
     package = Path(__file__).parents[1]
     shipped = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
     found: dict[str, Path] = {}
@@ -176,9 +176,9 @@ def recipes() -> dict[str, Path]:
 
 
 def find(reference: str, beside: Path = Path()) -> Path:
-    """The file of a recipe: a path (it ends in .yaml, and is relative to `beside`) or a name.
+    """The file of a recipe, given as a path (ends in .yaml or .yml, relative to `beside`) or as a name.
 
-    Raises: UserError naming the nearest.
+    Raises: UserError naming the nearest match.
     """
     named = recipes()
     if reference in named:
@@ -234,7 +234,7 @@ def read_chain(reference: str, problems: Problems) -> list[Node]:
 
 
 def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
-    """`section.key=value` with a YAML value; of two for one key the later counts."""
+    """Read overrides `section.key=value` with YAML values; if a key is given twice, the later value counts."""
     tree = Node({}, OVERRIDE)
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -1,4 +1,4 @@
-"""One section: from its nodes to typed Settings, or to a line for each thing that is wrong."""
+"""One section: from its nodes to typed Settings, or to one line for each mistake."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tandem.recipe.document import DEFAULT, DERIVED, Node, Origin, Problems, sho
 from tandem.recipe.settings import SECTIONS, Settings, describe, did_you_mean, part_of, registered, settings_in
 
 RECIPE = "a recipe"
-"""The name of what has no section: a recipe's own options. Others may be read without a section, too."""
+"""The `name` of a recipe's own options, which are in no section; other options may be read without a section, too."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -21,14 +21,14 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 def read_options(
     config: type[Settings], kind: str, name: str, node: Node, problems: Problems, beside: Sequence[str] = ()
 ) -> Settings | None:
-    """The options of choice `name` in section `kind`, or None. Without a kind they are the recipe's own.
+    """The options of choice `name` in section `kind`, or None after adding to `problems`; `kind` may be empty.
 
-    `beside` are further keys that may stand here and are read elsewhere.
+    `beside`: further keys that are allowed here and read elsewhere.
     """
     count = len(problems)
     expanded = _expand(node, kind, problems)
     try:
-        # As JSON, for there a strict tuple takes a list, and a path takes text.
+        # As JSON, from which a strict tuple accepts a list, and a path accepts text.
         settings = config.model_validate_json(json.dumps(expanded))
     except ValidationError as invalid:
         for error in invalid.errors(include_url=False):
@@ -38,7 +38,7 @@ def read_options(
 
 
 def as_written(value: Any, written: Any) -> Any:
-    """`value` with each `${NAME}` back where `written` has it."""
+    """`value` with each `${NAME}` restored where `written` has it."""
     if isinstance(value, dict) and isinstance(written, dict):
         names = {_substituted(key): key for key in written}
         return {names.get(key, key): as_written(value[key], written.get(names.get(key))) for key in value}
@@ -48,7 +48,7 @@ def as_written(value: Any, written: Any) -> Any:
 
 
 def origins(settings: Settings, node: Node, prefix: str) -> Iterator[tuple[str, Origin]]:
-    """Where each value was written; one that was neither written nor is the default was derived."""
+    """Where each value was written; a value neither written nor equal to the default was derived."""
     for name, field in type(settings).model_fields.items():
         key, value, written = join(prefix, name), getattr(settings, name), node.at(name)
         if written and isinstance(value, Settings):
@@ -65,7 +65,7 @@ def join(*parts: str) -> str:
 
 
 def _expand(node: Node, key: str, problems: Problems) -> Any:
-    """The plain value, every `${NAME}` taken from the environment."""
+    """The plain value, with every `${NAME}` replaced from the environment."""
     if isinstance(node.value, dict):
         return {
             _expand(Node(part, node.origin), key, problems): _expand(inner, join(key, part), problems)

@@ -32,7 +32,7 @@ class Run(Settings):
     """The keys of a recipe outside its sections."""
 
     seed: int = Field(1337, ge=0)
-    """Decides the initial weights, the order of the documents and every other draw."""
+    """Determines the initial weights, the order of the documents and every other random draw."""
     budget: str
     """What training may spend, such as 5e9 tokens (units: tokens, flops, seconds, minutes, hours, steps)."""
 
@@ -43,18 +43,18 @@ class Run(Settings):
 
 
 class NoSection(AttributeError):
-    """A recipe was asked for a section that it does not have, or that is wrong in itself."""
+    """The recipe does not have the requested section, or the section is invalid."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run, resolved and typed: `recipe.network` is the `Config` of the network, and so for every section.
+    """A run, resolved and typed: `recipe.network` is the `Config` of the network, and likewise for every section.
 
-    Two recipes are equal when their values are, wherever these were written.
+    Two recipes are equal when their values are, wherever the values were written.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    """What the file would say if it said everything; `${NAME}` stays as written."""
+    """Every value, as a complete recipe file would have it; `${NAME}` stays as written."""
     origins: dict[str, Origin] = field(default_factory=dict, compare=False)
     """Dotted key -> where its value was written."""
     choices: dict[str, type] = field(default_factory=dict, compare=False)
@@ -89,7 +89,7 @@ class Recipe:
         return [(key, json.dumps(self.value(key)), str(origin)) for key, origin in self.origins.items()]
 
     def to_yaml(self) -> str:
-        """The whole recipe; `load` reads an equal one from it."""
+        """The whole recipe as YAML, from which `load` reads an equal one."""
         return to_yaml(self.values)
 
 
@@ -104,7 +104,7 @@ def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
 
     Args:
         reference: the path of a .yaml file, or a name such as decoder/tiny (in ./recipes, then in Tandem's own).
-        overrides: `section.key=value` with YAML values; they lie on top of the file.
+        overrides: `section.key=value` with YAML values; they take precedence over the file.
     Raises: UserError with one line for each problem.
     """
     problems = Problems()
@@ -120,7 +120,7 @@ def changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
 
 
 def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recipe:
-    """The recipe that `layers` make, the most general first; what is missing in them is missing at `origin`.
+    """Merge `layers`, the most general first, into a recipe; missing keys are reported at `origin`.
 
     Raises: UserError with one line for each of `problems` and each one found here.
     """
@@ -145,7 +145,7 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
 def _require_derived_anew(
     kind: str, settings: Settings, below: Node | None, above: Node | None, problems: Problems
 ) -> None:
-    """Refuses what a file, such as a saved recipe, says as it followed from values that are changed on top of it."""
+    """Refuse a written value, as in a saved recipe, that was derived from values which a later layer changes."""
     keys = settings.derive().keys()
     if not (keys and below and above) or below is above:
         return
@@ -159,7 +159,7 @@ def _require_derived_anew(
 
 
 def _following(config: type[Settings], keys: Iterable[str], node: Node) -> dict[str, Any]:
-    """What `derive` gives for `keys` where a section says nothing of them; nothing where it is wrong in itself."""
+    """The values of a section with `keys` left to `derive`; empty where the section is invalid."""
     given = {key: inner.plain() for key, inner in node.value.items() if key not in {"name", *keys}}
     try:
         return config.model_validate_json(json.dumps(given)).model_dump()
@@ -168,7 +168,7 @@ def _following(config: type[Settings], keys: Iterable[str], node: Node) -> dict[
 
 
 def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ()) -> Any:
-    """The `Config` of one section without a recipe: its defaults under `overrides` (`network.depth=4`).
+    """The `Config` of one section without a recipe: its defaults with `overrides` (`network.depth=4`) applied.
 
     Raises: UserError as `load` does.
     """
@@ -191,7 +191,7 @@ def _over(base: Node, top: Node) -> Node:
         named = section and section.at("name")
         return named and named.value
 
-    # `batch:` with nothing under it says nothing
+    # An empty section, such as `batch:`, changes nothing
     top = Node({k: node for k, node in top.value.items() if k not in SECTIONS or node.value is not None}, top.origin)
     old = {kind: name(kind, base) or default_name(kind) for kind in base.value if is_choice(kind)}
     fresh = {kind for kind in old if old[kind] and name(kind, top) not in (None, old[kind])}

@@ -17,19 +17,19 @@ SECTIONS = (  # in the order in which a recipe is written
 
 
 class UserError(ValueError):
-    """What a user can cause and cure. The command prints it without a traceback and exits with `exit_code`."""
+    """An error that a user can cause and fix. The command prints it without a traceback and exits with `exit_code`."""
 
     exit_code = 2
 
     is_told_elsewhere = False
-    """Whether another process of the same run prints it."""
+    """True if another process of the same run prints it."""
 
 
 class Settings(BaseModel):
-    """Options: frozen, strict, closed, every field described by the text under it.
+    """Options: frozen, strict, without unknown keys, every field described by the text under it.
 
-    A field that follows from others is declared `X | None = None` and given by `derive`: it is filled in as the
-    Settings is built, before the validators of the subclass run, and reads as None only if `derive` leaves it so.
+    A field derived from others is declared `X | None = None` and computed by `derive`: it is filled in when the
+    Settings object is built, before the subclass's validators run, and stays None only if `derive` leaves it so.
     """
 
     model_config = ConfigDict(
@@ -41,7 +41,7 @@ class Settings(BaseModel):
         return {}
 
     def shared_with(self, other: "type[Settings]") -> dict[str, Any]:
-        """Values of the fields that another class declares, all of which this one has, too."""
+        """Values of the fields that another class declares; this class must have all of them."""
         return {key: getattr(self, key) for key in other.model_fields}
 
     @model_validator(mode="after")
@@ -86,24 +86,24 @@ def register(kind: str, name: str | None = None, default: bool = False) -> Calla
 
 
 def registered(kind: str) -> dict[str, type]:
-    """The classes of a kind by name; where there is one without a name, by the name of the kind."""
+    """The classes of a kind by name; a class registered without a name goes by the name of the kind."""
     return {name or kind: cls for name, cls in _registry.get(kind, {}).items()}
 
 
 def default_name(kind: str) -> str | None:
-    """The choice taken where a recipe makes none; None where it has to choose, or has no choice."""
+    """The choice taken where a recipe makes none; None where it must choose, or has no choice."""
     return _default_names.get(kind)
 
 
 def is_choice(kind: str) -> bool:
-    """Whether a recipe chooses in this section, by `name:`."""
+    """True if a recipe makes a choice in this section, with `name:`."""
     return bool(registered(kind)) and None not in _registry[kind]
 
 
 def require(module: str, extra: str) -> ModuleType:
     """Import a module that only the optional dependencies `extra` install.
 
-    Raises: UserError with the line that installs it. A module that is installed and broken raises its own error.
+    Raises: UserError with the command that installs it. A module that is installed but broken raises its own error.
     """
     try:
         return importlib.import_module(module)
@@ -131,7 +131,7 @@ _BOUNDS = {
 
 
 def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """What to put before the list of what is allowed: "did you mean network.window? ", or nothing."""
+    """A hint to put before the list of allowed words: "did you mean network.window? ", or nothing."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"did you mean {prefix}{near[0]}? " if near else ""
 
@@ -161,7 +161,7 @@ def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def settings_in(annotation: Any) -> type[Settings] | None:
-    """The Settings in a type: `Rope` in `Rope | None` and in `list[Rope]`."""
+    """The Settings class within a type: `Rope` in `Rope | None` and in `list[Rope]`."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
     return next(filter(None, map(settings_in, get_args(annotation))), None)

@@ -1,4 +1,4 @@
-"""Training: one loop, and around it what it is handed."""
+"""Training: one loop, and the parts that it is given."""
 
 from tandem.training import checkpoint, device, muon, observers, optimiser, run, schedule, start
 

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
-A process can die between any two instructions, and a disk can fill in the middle of a file. So a checkpoint is
-written beside its place under a hidden name, flushed to the disk, and put in its place by one rename, which happens
-at once or not at all. Older ones go only after that, hidden by a rename before they are deleted.
+A process can die between any two instructions, and a disk can fill up in the middle of a file. So a checkpoint is
+written beside its place under a hidden name, flushed to the disk, and put in its place by one atomic rename. Only then
+are older ones removed, hidden by a rename before they are deleted.
 
     checkpoints/step-00001200/          .step-00001200 while it is written or deleted
         __0_0.distcp, __1_0.distcp      pieces of weights, buffers and optimiser, by the process that wrote them
@@ -10,14 +10,14 @@ at once or not at all. Older ones go only after that, hidden by a rename before 
         progress.json                   what else the run has to know, plain values
         manifest.json                   bytes and CRC-32 of all these, written last
 
-Every process writes what it alone holds and its share of what all hold, so any number of processes can go on from
-what any other number wrote. The folder has to be one that all see; the first of them makes and names it.
+Every process writes what it alone holds and its share of what all hold, so any number of processes can resume from
+what any other number wrote. All processes must see the folder; the first of them creates and renames it.
 
-Every byte is held against the manifest before it is used. A checkpoint that does not agree is refused by name: to
-go on from an older one is for people to decide. A batch is a pure function of (seed, step), so with these a run
-goes on bit for bit, as long as the number of processes stays.
+Every byte is checked against the manifest before it is used. A checkpoint that does not match is refused by name:
+whether to resume from an older one is the user's decision. A batch is a pure function of (seed, step), so a run
+resumes bit for bit, as long as the number of processes stays the same.
 
-Cost: for AdamW three times the bytes of the weights on disk; of these a process holds its file once more in memory.
+Cost: for AdamW three times the bytes of the weights on disk; each process also holds its own file in memory.
 """
 
 import io
@@ -47,13 +47,13 @@ PROGRESS, MANIFEST = "progress.json", "manifest.json"
 
 @register("checkpoint")
 class Checkpoints:
-    """When the state of a run is saved, and what is kept of it."""
+    """When the state of a run is saved, and which checkpoints are kept."""
 
     class Config(Settings):
         every: int = Field(500, ge=1)
         """Steps between checkpoints; the last step is always saved."""
         keep: int = Field(1, ge=1)
-        """How many of the newest are kept."""
+        """How many of the newest checkpoints are kept."""
         milestones: list[int] = []
         """Steps whose checkpoints are never deleted; multiples of `every`. `--step` opens them."""
 
@@ -65,7 +65,7 @@ class Checkpoints:
 
 
 class SaveFailed(UserError):
-    """The disk did not take a checkpoint; those before it stand."""
+    """A checkpoint could not be written to the disk; earlier ones remain."""
 
 
 def save(
@@ -80,8 +80,8 @@ def save(
 ) -> Path:
     """Saves `step` in `folder`, then deletes all but the newest `keep` and the milestones; returns its path.
 
-    A step that stands already is left as it is, the state of a run being a function of the step.
-    Raises: SaveFailed, in all processes, when the disk of any is full or fails; what stood before still stands.
+    A step that is saved already is left as it is, because the state of a run is a function of the step.
+    Raises: SaveFailed, in all processes, when the disk of any is full or fails; earlier checkpoints remain.
     """
     target = folder / f"step-{step:08d}"
     partial = _hidden(target)
@@ -89,7 +89,7 @@ def save(
         return target
 
     def begin() -> None:
-        for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote or deleted
+        for leftover in folder.glob(".step-*"):  # from a process killed while it wrote or deleted
             shutil.rmtree(leftover)
         partial.mkdir(parents=True)
 
@@ -117,7 +117,7 @@ def save(
     if ranks.is_first:
         for old in standing(folder)[:-keep]:
             if step_of(old) not in milestones:
-                shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # what stays is swept by the next save
+                shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
     return target
 
 
@@ -137,9 +137,9 @@ def latest(folder: Path, step: int | None = None) -> Path | None:
 
 
 def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Puts the checkpoint at `path` into `network` and, if given, `optimiser`, bit for bit; returns its progress.
+    """Loads the checkpoint at `path` into `network` and, if given, `optimiser`, bit for bit; returns its progress.
 
-    Raises: UserError where a file is damaged, or a name, shape or dtype is not that of the network or the optimiser.
+    Raises: UserError where a file is damaged, or a name, shape or dtype differs from the network's or the optimiser's.
     """
     with ranks.together():
         reader = dcp.FileSystemReader(path)
@@ -166,11 +166,11 @@ def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, rank
 
 
 NETWORK, OPTIMISER = "network.", "optimiser."
-"""How the names of tensors begin."""
+"""Prefixes of the names of tensors."""
 
 
 def _tensors(network: nn.Module, optimiser_state: dict[str, Any]) -> dict[str, Any]:
-    """All tensors by name, as they are in use. What an optimiser says of its groups comes from the recipe."""
+    """All tensors by name, not copied. An optimiser's group settings are left out; they come from the recipe."""
     found = {NETWORK + name: tensor for name, tensor in network.state_dict().items()}
 
     def walk(above: str, node: Any) -> None:
@@ -188,7 +188,7 @@ def _tensors(network: nn.Module, optimiser_state: dict[str, Any]) -> dict[str, A
 
 
 def _prime(network: nn.Module, optimiser: AdamW) -> None:
-    """Makes an optimiser that has taken no step hold its state: by a step of no length, before weights are loaded."""
+    """Creates the state of an optimiser that has taken no step, by a step at rate 0 before weights are loaded."""
     if not _tensors(nn.Module(), optimiser.state_dict()):
         for parameter in network.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -198,9 +198,9 @@ def _prime(network: nn.Module, optimiser: AdamW) -> None:
 
 
 class _CheckedFiles(FileSystem):
-    """What torch.distributed.checkpoint reads and writes, under the discipline of all files here.
+    """Files that torch.distributed.checkpoint reads and writes, as durable and checked as all files here.
 
-    A file is written at once when it is closed, durably, and entered in `manifest`; it is read once it was checked.
+    A file is written in one piece when it is closed, durably, and entered in `manifest`; it is checked when read.
     """
 
     def __init__(self, manifest: dict[str, Any]):
@@ -246,14 +246,14 @@ def _write_tensors(folder: Path, tensors: dict[str, Any], ranks: Ranks) -> dict[
 
 @contextmanager
 def _in_silence() -> Iterator[None]:
-    """Without the warning that there is one process, which PyTorch gives also where it was told so."""
+    """Without PyTorch's warning that there is only one process, which it gives even with `no_dist`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks) -> BaseException:
-    """The first error of `kind` among those of all processes, else all of them as they are."""
+    """The first error of `kind` among those of all processes, else `failed`, which holds all of them."""
     for error, _ in failed.failures.values():
         if isinstance(error, kind):
             if isinstance(error, UserError):
@@ -270,12 +270,12 @@ def write_durably(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = str(path)  # only that of `open` has it
+        error.filename = str(path)  # only errors of `open` have it
         raise
 
 
 def _write(path: Path, data: bytes) -> dict[str, int]:
-    """The manifest's entry of what was meant to be written, not of what the disk made of it."""
+    """Writes a file; returns the manifest's entry, of the data as intended, not of what the disk made of it."""
     write_durably(path, data)
     return _entry(data)
 
@@ -289,7 +289,7 @@ def _hidden(path: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Returns once the disk has a file, or of a folder the names: they reach it apart from what is in the files."""
+    """Returns once the disk has a file or, for a folder, its names, which reach it apart from the files' contents."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -310,7 +310,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, name: str) -> bytes:
-    """The bytes of a file, which are those that its manifest tells of."""
+    """The bytes of a file, checked against the manifest."""
     expected = _manifest(path).get(name)
     try:
         data = (path / name).read_bytes()
@@ -328,7 +328,7 @@ def _damaged(path: Path, name: str, reason: str) -> UserError:
 
 
 def _require_same(path: Path, what: str, prefix: str, index: Metadata, wanted: dict[str, Tensor]) -> None:
-    """One UserError with a line for every tensor under `prefix` that is not alike in name, shape and dtype."""
+    """Raises: UserError with a line for every tensor under `prefix` that differs in name, shape or dtype."""
 
     def form(dtype: torch.dtype, shape: torch.Size) -> str:
         return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

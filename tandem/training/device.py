@@ -1,4 +1,4 @@
-"""What the machine offers, probed in one place, each automatic choice with its reason."""
+"""What the machine offers, probed in one place; each automatic choice has a reason."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Choice(NamedTuple, Generic[T]):
-    """A value, and why it was taken."""
+    """A value, and why it was chosen."""
 
     value: T
     reason: str
@@ -28,23 +28,23 @@ class Training:
 
     class Config(Settings):
         device: Literal["auto", "cpu", "cuda"] = "auto"
-        """auto takes CUDA where it is."""
+        """auto: CUDA where available."""
         precision: Literal["auto", "float32", "bfloat16"] = "auto"
         """Of matrix products; weights, softmax and losses stay float32. auto: bfloat16 where the device has it."""
         compile: bool | Literal["auto"] = "auto"
         """Compile every block. auto: where there is a compiler and the run is long enough to earn it back."""
         recompute: bool = False
-        """Keep only the inputs of blocks for the backward: less memory, a third more time."""
+        """Keep only the inputs of blocks and recompute the rest in the backward: less memory, a third more time."""
         parallel: Literal["auto", "ddp", "fsdp"] = "auto"
         """Under torchrun: weights and optimiser whole in every process (ddp), or a part in each (fsdp).
-        auto: whole as long as they are small. One process takes no notice."""
+        auto: whole as long as they are small. Ignored with one process."""
 
 
 COMPILE_AFTER_STEPS = 300
 
 
 def choose_device(config: Training.Config, local: int | None = None) -> Choice[torch.device]:
-    """`local`: number of this process on this machine, where there are several; each takes a device of its own."""
+    """`local`: rank of this process on this machine, where there are several; each takes its own device."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("training.device = cuda: PyTorch finds no CUDA device; write auto or cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -60,7 +60,7 @@ def choose_device(config: Training.Config, local: int | None = None) -> Choice[t
 
 
 def choose_precision(config: Training.Config, device: torch.device) -> Choice[torch.dtype]:
-    """Of matrix products on this device, with the reason."""
+    """Precision of matrix products on this device, with the reason."""
     if config.precision != "auto":
         return Choice(getattr(torch, config.precision), "asked for")
     if device.type == "cuda":
@@ -71,13 +71,13 @@ def choose_precision(config: Training.Config, device: torch.device) -> Choice[to
 
 
 def choose_compile(config: Training.Config, device: torch.device, steps: int | None) -> Choice[bool]:
-    """`steps` is None where the budget is time: then the run is long enough.
+    """`steps` is None where the budget is time: such a run counts as long enough.
 
-    Raises: UserError where it is asked for, and what it needs is not installed.
+    Raises: UserError where compiling is asked for, and what it needs is not installed.
     """
     if config.compile is False:
         return Choice(False, "asked for")
-    # What inductor looks for, and on CUDA Triton.
+    # What inductor looks for, and Triton on CUDA.
     (key, *names) = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc", "clang")
     missing = ""
     if not any(map(shutil.which, [os.environ[key]] if key in os.environ else names)):
@@ -96,7 +96,7 @@ def choose_compile(config: Training.Config, device: torch.device, steps: int | N
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
-    """Matrix products in `dtype`; nothing at all when that is float32."""
+    """Context for matrix products in `dtype`; does nothing when that is float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 

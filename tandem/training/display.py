@@ -1,10 +1,10 @@
-"""A run on the terminal: one line that stands and changes, or, where nobody watches, one line every few seconds.
+"""A run on the terminal: one line that is updated in place or, where there is no terminal, one line every few seconds.
 
     step 1200/3815   31 %  loss 3.412 (last 3.398)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB  25 min left
     likelihood  3.287 nats/token, 1.031 bits/byte on wiki-val
 
-`loss` is smoothed, anew from where a step is asked something else; the time left is that of the remaining FLOPs at the
-speed of now.
+`loss` is smoothed, starting afresh when a phase changes what it measures; the time left is that of the remaining FLOPs
+at the current speed.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 Told = Callable[[int, int | None], None]
-"""Called with what is done and what there is in all; None where that is not known."""
+"""Called with (done, total); the total is None where it is not known."""
 
 SHOWN = 4
-"""Terms of a step on its line, beside the loss; the record has them all."""
+"""Most terms on a step's line, besides the loss; the record has them all."""
 
 TERMINAL = Console(highlight=False, markup=False, emoji=False)
-"""Where everything is shown, as it is: a text may spell :smile: or [b]. Quiet in all but the first process of a run."""
+"""Where everything is shown, verbatim: a text may contain :smile: or [b]. Quiet in all but a run's first process."""
 
 
 def say(text: object, title: str = "") -> None:
-    """A line of its own, or more; rich would cut what is no terminal at 80 columns."""
+    """Prints one or more lines; without `soft_wrap`, rich would wrap at 80 columns where there is no terminal."""
     TERMINAL.print(f"{title:<11} {text}" if title else text, soft_wrap=True)
 
 
@@ -47,7 +47,7 @@ class Display:
         self.shown_at = float("-inf")
         self.smoothed, self.smoothing = Smoothed(), ""
         self.waiting = ""
-        """The newest line, as long as it does not stand in the scrollback."""
+        """The newest line, until it is printed to the scrollback."""
 
     def write(self, record: dict[str, Any], text: str = "") -> None:
         if record["kind"] != "step":
@@ -55,7 +55,7 @@ class Display:
                 self._print(f"{record['kind']:<11} {text}")
             return
         name, loss = next(iter(record["terms"].items()))
-        if name != self.smoothing:  # a loss over bags says nothing of one over tokens
+        if name != self.smoothing:  # a loss over bags says nothing about one over tokens
             self.smoothed, self.smoothing = Smoothed(), name
         self.waiting = progress_line(record, self.smoothed(loss))
         if record["step"] == record["steps"]:
@@ -65,7 +65,7 @@ class Display:
             self._show(record["step"], record["steps"])
 
     def close(self) -> None:
-        """Ends with the line of the newest step, if that does not stand there already."""
+        """Prints the line of the newest step, unless it is printed already."""
         if self.live is not None:
             self.live.stop()
         if self.waiting:
@@ -89,7 +89,7 @@ class Display:
 
 @contextlib.contextmanager
 def progress_bar(title: str, count: ProgressColumn, console: Console = TERMINAL) -> Iterator[Told]:
-    """Yields what takes (done, total) and shows it. The bar appears with the first of these and goes at the end."""
+    """Yields a function that shows (done, total). The bar appears at its first call and disappears at the end."""
     if not console.is_terminal:  # a Progress leaves an empty line there
         yield lambda done, total: None
         return
@@ -152,7 +152,7 @@ def scaled(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds as people write them."""
     if seconds < 89.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The folder of a run: all that is needed to read it, to judge it and to go on with it.
+"""The folder of a run: all that is needed to read it, evaluate it and resume it.
 
     runs/sps-7f3c91/
         recipe.yaml          the resolved recipe, every default written out
@@ -11,8 +11,8 @@
         result.json, ...     what it reached (comparison/pretrain.py)
         .lock                held by the process that trains here; the system lets go of it when that process dies
 
-A run that was interrupted leaves a record that may be ahead of its last checkpoint, and a last line that may be cut.
-`truncate_metrics` takes both back, so that the finished record is that of a run that was never interrupted.
+An interrupted run leaves a record that may be ahead of its last checkpoint, and a last line that may be cut short.
+`truncate_metrics` removes both, so that the finished record is that of a run that was never interrupted.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from tandem.training.checkpoint import write_durably
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel")
-"""Keys that say where a process stops, what it leaves and what it holds, not what the run is."""
+"""Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns."""
 
 
 class RunFolder:
@@ -54,7 +54,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """A run that exists. Raises: UserError naming those that are there instead."""
+        """An existing run. Raises: UserError naming the runs that are there instead."""
         folder = cls(path)
         if not folder.recipe.is_file():
             others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))
@@ -64,7 +64,7 @@ class RunFolder:
 
     @classmethod
     def start(cls, path: Path, recipe: str) -> Self:
-        """The folder of a new run, or of the same run to go on with; locked until `close` or the process ends.
+        """The folder of a new run, or of the same run to be resumed; locked until `close` or the process ends.
 
         `recipe` is the resolved recipe as YAML.
         Raises: UserError where another process trains in it, or it holds the run of another recipe.
@@ -97,7 +97,7 @@ class RunFolder:
         return json.loads(self.plan.read_bytes()).get("corpus") if self.plan.exists() else None
 
     def require_text(self, fingerprints: list[str]) -> None:
-        """Raises: UserError where this run was planned with another text than that of this corpus, or with other
+        """Raises: UserError where this run was planned with other tokens than those of this corpus, or with other
         sentences where both have some."""
         differ = [there != here for there, here in zip(self.text or [], fingerprints, strict=False)]
         if any(differ[:2]):
@@ -112,7 +112,7 @@ class RunFolder:
             )
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
 
@@ -125,13 +125,13 @@ class RunFolder:
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The record so far, in order; of one `kind`, if given. A last line that is still being written is left out.
 
-        What JSON has no number for (JsonLines in training/sinks.py) is the number again.
+        Numbers that JSON does not have (`as_line` in training/sinks.py) are restored.
         Raises: UserError naming file and line where the record is damaged.
         """
         return [record for _, record in self._lines() if kind in (None, record["kind"])]
 
     def truncate_metrics(self, step: int | None) -> None:
-        """Drops what was recorded after `step`, the checkpoint to go on from; None: there is none, all is dropped."""
+        """Drops what was recorded after `step`, the checkpoint to resume from; None: there is none, all is dropped."""
         kept = [line for line, record in self._lines() if step is not None and record["step"] <= step]
         replace_file(self.metrics, b"".join(kept))
 
@@ -148,7 +148,7 @@ class RunFolder:
 
 
 def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> dict[str, Any]:
-    """A record with its numbers that are not finite, which `odd` has by their dotted keys."""
+    """A record with its non-finite numbers restored from `odd`, which has them by dotted key."""
     return {
         key: _restored(value, odd, f"{name}.")
         if isinstance(value, dict)
@@ -163,7 +163,7 @@ def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> d
 def lock(path: Path) -> TextIO | None:
     """The file at `path`, locked until it is closed or the process ends; None where another process has it.
 
-    It holds the number of the process that locked it last.
+    It contains the id of the process that locked it last.
     """
     file = open(path, "a+")  # noqa: SIM115
     try:
@@ -178,7 +178,7 @@ def lock(path: Path) -> TextIO | None:
 
 
 def environment() -> dict[str, Any]:
-    """What a result may depend on beside the recipe."""
+    """What a result may depend on besides the recipe."""
     commit, dirty = code_version()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -226,7 +226,7 @@ def _cpu() -> str:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file so that it changes as a whole or not at all, whatever happens meanwhile."""
+    """Replaces a file as a whole or not at all, whatever happens meanwhile."""
     partial = path.with_name(f".{path.name}")
     write_durably(partial, data)
     partial.replace(path)

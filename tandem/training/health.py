@@ -1,4 +1,4 @@
-"""What stops a run in time: losses that are not finite, signals; and how much memory it takes."""
+"""What stops a run early: losses that are not finite, and signals; also, how much memory it takes."""
 
 import math
 import resource
@@ -14,14 +14,14 @@ from torch import Tensor
 from tandem.recipe import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""What asks a run to save and stop; SIGUSR1 is Slurm's warning that time is up."""
+"""Signals that ask a run to save and stop; SIGUSR1 is Slurm's warning that time is running out."""
 STATUS = Path("/proc/self/status")
 
 
 class NotFinite(UserError):
-    """A loss or gradient that is not a number; nothing was updated."""
+    """A loss or gradient norm that is not finite; nothing was updated."""
 
-    exit_code = 3  # whoever tries learning rates can tell a rate that is too high from a mistake
+    exit_code = 3  # lets a search for learning rates tell a rate that is too high from a user error
 
 
 class Stopped(Exception):
@@ -46,9 +46,9 @@ def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: s
 
 
 class StopRequest:
-    """Turns SIGTERM, SIGINT and SIGUSR1 into a wish that the loop reads between steps.
+    """Turns SIGTERM, SIGINT and SIGUSR1 into a request that the loop reads between steps.
 
-    A second SIGTERM or SIGINT acts at once. A second SIGUSR1 does not: Slurm and torchrun may both pass on the one.
+    A second SIGTERM or SIGINT acts at once. A second SIGUSR1 does not: Slurm and torchrun may both forward one.
     """
 
     def __init__(self):
@@ -69,15 +69,15 @@ class StopRequest:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Lets the peak begin at what is held now, on CUDA: what was measured before is no part of the training."""
+    """Resets the peak to the memory held now, on CUDA: what was measured before is no part of the training."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of this process on CPU, of this process's tensors on CUDA, there since `forget_peak`."""
+    """Peak bytes: of this process on CPU; of this process's tensors, since `forget_peak`, on CUDA."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if STATUS.exists():  # ru_maxrss begins at that of the process which started this one
+    if STATUS.exists():  # ru_maxrss starts at the value of the parent process
         return 1024 * int(STATUS.read_text().split("VmHWM:")[1].split()[0])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,10 +1,10 @@
 """The training loop: one screen, for every network and objective.
 
 A step is a pure function of the weights and of (seed, step): batches are made from the step's number, targets are
-counted over all micro-batches of all processes before the first backward, and their losses add up to the step's mean.
-Observers are the only code that writes; they are called at multiples of their `every` and after the last step.
-A signal to any process is heard by all before their next step, and they stop after it; one that comes too late for
-that stops them when the last step is saved.
+counted over all micro-batches of all processes before the first backward pass, and their losses add up to the step's
+mean. Apart from checkpoints, only observers write; they are called at multiples of their `every` and after the last
+step. A signal to any process is shared with all at the start of their next step, and they stop after that step; one
+that comes too late for that stops them once the last step is saved.
 """
 
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass
 class Taken:
     """One step of all processes: summed losses in nats and counts by name, gradient norm before clipping, learning
-    rate, and the signal by which any process was asked to stop before it."""
+    rate, and the signal, if any, that asked a process to stop before it."""
 
     sums: dict[str, Tensor]
     counts: dict[str, int]
@@ -38,12 +38,12 @@ class Taken:
         return {name: float(total) / max(1, self.counts[name]) for name, total in self.sums.items()}
 
     def level(self) -> dict[str, float]:
-        """What a spike is seen by. Both were read already, to see that they are finite."""
+        """The values in which spikes show. Both were already read, to check that they are finite."""
         return {"loss": next(iter(self.means().values())), "norm": float(self.norm)}
 
 
 def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
-    """One update of run.network from the batches of `step`; `asked`: by what signal this process is to stop."""
+    """One update of run.network from the batches of `step`; `asked`: the signal that asked this process to stop."""
     batches = run.batches(step)
     counts, asked = run.ranks.total_counts(_added(run.objective.count(run.network, batch) for batch in batches), asked)
     sums: dict[str, Tensor] = {}
@@ -64,7 +64,7 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
 
 
 def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
-    """Runs from where `run` stands to its end; raises Stopped when asked to by a signal, after saving."""
+    """Trains `run` from its current step to its end; raises Stopped, after saving, when a signal asks for it."""
     forget_peak(run.device.value)
     with StopRequest() as stop:
         for step in range(run.progress.step, run.steps):
@@ -85,7 +85,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
                 save()
             if taken.asked and not last:
                 raise Stopped(step + 1, taken.asked)
-    _, asked = run.ranks.total_counts({}, stop.signal_number)  # before or since the last step began
+    _, asked = run.ranks.total_counts({}, stop.signal_number)  # a signal before or during the last step
     if asked:
         raise Stopped(run.steps, asked)
 
@@ -103,7 +103,7 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         flops=flops,
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
-        seconds_left=seconds * (run.flops(run.steps) - flops) / (flops - run.flops(done - 1)),  # phases differ in price
+        seconds_left=seconds * (run.flops(run.steps) - flops) / (flops - run.flops(done - 1)),  # phases differ in cost
         memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,
@@ -119,6 +119,6 @@ def _added(parts) -> dict:
 
 
 def finish(device: torch.device) -> None:
-    """Waits until the device has done what it was told, so that a clock can be read."""
+    """Waits until the device has finished its work, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

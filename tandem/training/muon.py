@@ -1,17 +1,17 @@
-"""Muon: a hidden matrix moves by its momentum made orthogonal, all else by AdamW.
+"""Muon: hidden matrices are updated by their orthogonalised momentum, everything else by AdamW.
 
-Momentum of a matrix has few large singular values, so a plain step moves in few directions. Muon keeps the
+The momentum of a matrix has few large singular values, so a plain step moves in few directions. Muon keeps the
 directions and sets the values near 1 (Jordan et al. 2024); times 0.2 sqrt(max(rows, columns)) the update has the root
 mean square of AdamW's, so that learning rates carry over (Liu et al. 2025, "Muon is Scalable", eq. 4).
 
     B <- m B + (1 - m) G        U = (1 - m) G + m B        W <- (1 - lr decay) W - lr 0.2 sqrt(max(A, N)) NS(U)
 
-A matrix is what the paper means by one: q, k and v, stacked in the rows of one parameter, are three (`Linear.parts`),
-a stack of experts (E, A, N) is E. torch.optim.Muon takes a parameter of two dimensions for one matrix, hence this
-file; where the two mean the same they agree (tests/training/test_muon.py).
+A matrix is one in the paper's sense: q, k and v, stacked in the rows of one parameter, are three (`Linear.parts`), and
+a stack of experts (E, A, N) is E. torch.optim.Muon treats every two-dimensional parameter as one matrix, hence this
+file; where both mean the same matrix, they agree (tests/training/test_muon.py).
 
-Many processes: a sharded parameter keeps its shard of momentum. The update is gathered whole, orthogonalised by every
-process alike, and cut again, so that the result does not depend on the number of processes. (On shards
+Many processes: a sharded parameter keeps its shard of momentum. The update is gathered, orthogonalised in every
+process, and sharded again, so that the result does not depend on the number of processes. (On shards
 torch.optim.Muon adds partial products in bfloat16: updates came out wrong by a tenth on two processes, torch 2.13.)
 Cost: A x N, A <= N, takes about 4 A^2 N + 2 A^3 FLOPs per iteration, whatever the batch; half of AdamW's state.
 Shapes: A rows, N columns, E experts.
@@ -38,7 +38,7 @@ ITERATIONS = 5
 
 @register("optimiser", "muon")
 class Muon(AdamW):
-    """Momentum made orthogonal for hidden matrices, AdamW for tables, head, norms, biases and gates."""
+    """Orthogonalised momentum for hidden matrices, AdamW for tables, head, norms, biases and gates."""
 
     class Config(AdamW.Config):
         momentum: float = Field(0.95, ge=0, lt=1)
@@ -77,18 +77,18 @@ class MuonAdamW(torch.optim.AdamW):
             for parameter in group["params"] if "momentum" in group else ():
                 if parameter.grad is not None:
                     self._move(parameter, group)
-                    parameter.grad = None  # AdamW passes over what has none
+                    parameter.grad = None  # AdamW skips a parameter without a gradient
         super().step()
 
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:
-            state["step"] = torch.zeros((), device=gradient.device)  # AdamW reads its state back with one for all
+            state["step"] = torch.zeros((), device=gradient.device)  # on loading, AdamW expects it in every state
             state["momentum_buffer"] = torch.zeros_like(gradient)
         state["step"] += 1
         mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        update = gradient.lerp(mean, group["momentum"])  # looks ahead, as Nesterov's: the gradient counts once more
+        update = gradient.lerp(mean, group["momentum"])  # Nesterov's look-ahead: the gradient counts once more
         moved = [_scaled(part) for part in whole(update).split(group["parts"], dim=-2)]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(cut_like(torch.cat(moved, dim=-2), parameter), alpha=-group["lr"])
@@ -111,19 +111,19 @@ def orthogonalised(matrix_AN: Tensor) -> Tensor:
 
 
 def _scaled(update: Tensor) -> Tensor:
-    """An update with the root mean square of AdamW's, about 0.2; of a stack of experts, matrix by matrix."""
+    """An update with the root mean square of AdamW's, about 0.2; for a stack of experts, matrix by matrix."""
     if update.ndim > 2:
         return torch.stack([_scaled(matrix) for matrix in update])
     return orthogonalised(update).to(update.dtype) * (0.2 * math.sqrt(max(update.shape)))
 
 
 def _matrices(network: nn.Module) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """Hidden matrices, each with the rows of those stacked in it."""
+    """Hidden matrices, each with the row counts of the matrices stacked in it."""
     role = roles(network)
     found = []
     for path, module in network.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            if role.get(full) in HIDDEN and parameter.ndim > 1:  # a tied parameter has one of its names
+            if role.get(full) in HIDDEN and parameter.ndim > 1:  # `role` has one name of a tied parameter
                 found.append((parameter, getattr(module, "parts", (parameter.shape[-2],))))
     return found

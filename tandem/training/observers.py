@@ -1,6 +1,6 @@
-"""What a run shows and leaves: the only code of training that writes anything.
+"""What a run shows and records: apart from checkpoints, the only code of training that writes anything.
 
-The loop calls observers; one of them is the log. What the log is told is a record, a dict with `kind` and `step`:
+The loop calls observers; one of them is the log. The log receives records, dicts with `kind` and `step`:
 
     log.after_step(Step(...))                     {"kind": "step", "step": 1200, "terms": {"nll": 3.4}, ...}
     log.write({"kind": "sample", "step": 1200, "text": text}, text)    another kind, and how a terminal says it
@@ -20,19 +20,19 @@ from tandem.training.folder import RunFolder
 from tandem.training.sinks import JsonLines, Record, Sink, TensorBoard, WandB
 
 CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "seconds_left", "memory_bytes"})
-"""Keys of what is read off the clock or the machine; all else is equal, bit for bit, when a run is repeated."""
+"""Keys that depend on the clock or the machine; all others are equal, bit for bit, when a run is repeated."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimisation step, as the loop tells it.
+    """One optimisation step, as the loop reports it.
 
     step: steps finished.  steps: of the whole run.
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
-    tokens_per_second: now.  seconds_left: for the FLOPs left at the speed of now.
+    tokens_per_second: of this step.  seconds_left: for the remaining FLOPs at the current speed.
     memory_bytes: at the peak of the process that took most.
-    spikes, skipped: steps so far that were spikes (training/progress.py), and of these updated nothing.
+    spikes, skipped: steps so far that were spikes (training/progress.py), and those of them that updated nothing.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Step:
 
 
 class Observer(Protocol):
-    """What the loop calls: after every step that `every` divides, and after the last."""
+    """Called by the loop after every step whose number `every` divides, and after the last."""
 
     @property
     def every(self) -> int: ...
@@ -61,20 +61,20 @@ class Observer(Protocol):
 
 @register("log")
 class Log:
-    """Record of the run: JSON lines on disk always, and what is shown of them."""
+    """Record of the run: always JSON lines on disk, and what is shown of them."""
 
     class Config(Settings):
         every: int = Field(10, ge=1)
         """Steps between lines."""
         tensorboard: bool = False
-        """Write the same for TensorBoard, too."""
+        """Also write the record for TensorBoard."""
         wandb: str | None = Field(None, min_length=1)
-        """A project of Weights & Biases to which the same goes, too; WANDB_MODE=offline keeps it on this machine."""
+        """Weights & Biases project that also gets the record; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(
         self, config: Config, folder: RunFolder, step: int = 0, display: Sink | None = None, writes: bool = True
     ):
-        """`step`: where the run goes on from; `display`: in place of the terminal; `writes`: or is told and silent."""
+        """`step`: where the run resumes; `display`: in place of the terminal; `writes`: false discards all records."""
         self.every = config.every
         self.sinks: list[Sink] = []
         if not writes:
@@ -87,7 +87,7 @@ class Log:
 
     @staticmethod
     def require(config: Config) -> None:
-        """Raises: UserError where what it writes to is not installed."""
+        """Raises: UserError where a package that it writes with is not installed."""
         if config.tensorboard:
             require("tensorboard", "tensorboard")
         if config.wandb:
@@ -97,7 +97,7 @@ class Log:
         self.write({"kind": "step", **asdict(step)})
 
     def write(self, record: Record, text: str = "") -> None:
-        assert {"kind", "step"} <= record.keys(), record  # a run that goes on drops by step what it will record again
+        assert {"kind", "step"} <= record.keys(), record  # a resumed run drops by step what it will record again
         for sink in self.sinks:
             sink.write(record, text)
 

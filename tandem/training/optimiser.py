@@ -3,9 +3,9 @@
 Groups come from what a parameter is for (nn/init.py), not from its shape or name, so a vector that belongs to the
 token table decays with it and a gate that happens to be a matrix does not.
 
-The rate of a group is that of the step, times what `lr_scale` says of its part of the network, and for hidden matrices
-times C_0 / C where the network asks for width transfer. Decay is the coefficient times the group's rate: it shrinks
-with it. Source: Block-Based Double Decoders, the paper's maximal-update parametrisation; docs/width_transfer.md.
+The rate of a group is the step's rate, times `lr_scale` for its part of the network, and for hidden matrices times
+C_0 / C where the network uses width transfer. Decay is the coefficient times the group's rate, and shrinks with it.
+Source: Block-Based Double Decoders, the paper's maximal-update parametrisation; docs/width_transfer.md.
 """
 
 from typing import Annotated, Any
@@ -32,15 +32,15 @@ class AdamW:
         eps: float = Field(1e-8, gt=0)
         """Added to the root of the second mean."""
         weight_decay: float = Field(0.1, ge=0)
-        """Of matrices and tables, times the learning rate of the step."""
+        """Weight decay of matrices and tables, times the learning rate of their group."""
         lr_scale: dict[str, Annotated[float, Field(gt=0)]] = {}
-        """Learning rate of a part of the network over that of the others, by the part's name; `plan` lists groups."""
+        """Factor on the learning rate of a part of the network, by the part's name; `plan` lists groups."""
         max_norm: float | None = Field(1.0, gt=0)
-        """Gradients are scaled down to this norm; null: never."""
+        """Gradients are clipped to this norm; null: never."""
         spike: float = Field(6.0, gt=0)
-        """A step is a spike when its loss or norm lies more than so many deviations above the usual."""
+        """A step is a spike when its loss or norm lies more than this many standard deviations above the usual."""
         skip_spikes: bool = False
-        """A spike updates nothing, neither weights nor moments; its batch and its place in the schedule are spent."""
+        """A spike updates neither weights nor moments; its batch and its place in the schedule are still used up."""
 
     def __init__(self, config: Config, network: nn.Module):
         self.config = config
@@ -52,12 +52,12 @@ class AdamW:
         return torch.optim.AdamW(groups(network, c), lr=c.lr, betas=c.betas, eps=c.eps, fused=True)
 
     def clip(self) -> Tensor:
-        """Scales all gradients to at most `max_norm`; returns the norm before, on the device."""
+        """Clips the gradients to the norm `max_norm`; returns the norm before clipping, on the device."""
         limit = self.config.max_norm
         return nn.utils.clip_grad_norm_(self.parameters, limit if limit is not None else float("inf"))
 
     def step(self, multiplier: float, update: bool = True) -> float:
-        """One update, if asked for, at `multiplier` times the peak rate; clears the gradients; returns the rate."""
+        """One update, if `update`, at `multiplier` times the peak rate; clears the gradients; returns the rate."""
         rate = self.config.lr * multiplier
         if update:
             for group in self.inner.param_groups:
@@ -74,7 +74,7 @@ class AdamW:
 
 
 def groups(network: nn.Module, config: AdamW.Config) -> list[dict[str, Any]]:
-    """Every parameter in one group: those of equal decay and `scale`, their rate over the step's.
+    """Every parameter in one group: those of equal decay and equal `scale`, the ratio of their rate to the step's.
 
     Raises: UserError where `lr_scale` names a part that the network does not have.
     """

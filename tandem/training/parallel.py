@@ -6,9 +6,9 @@
     targets           counted, added over ranks before any backward: one small message a step, stop signals with it
     losses            each a share of the step's mean, so gradients ADD over ranks (both libraries divide unless told)
 
-`ddp` keeps weights and optimiser whole in every process; `fsdp` (FSDP2) cuts them into as many pieces as there are
-processes, gathers a block where it is computed, and scatters its gradient. Either wraps one module whose forward is
-the objective's loss, so that their hooks stand around everything that an objective does with a network.
+`ddp` keeps weights and optimiser whole in every process; `fsdp` (FSDP2) shards them over the processes, gathers a
+block when it is computed, and scatters its gradient. Both wrap one module whose forward is the objective's loss, so
+that their hooks surround everything that an objective does with a network.
 
 A process that dies ends the others: torchrun stops them, and without it gloo fails at once, NCCL after TIMEOUT.
 Cost for N processes and P parameters: ddp sends 2 P gradients a step; fsdp 2 P weights for every micro-batch and
@@ -38,17 +38,17 @@ from tandem.training.health import SIGNALS
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
-"""After which a process that waits for one that is gone, or writes or prepares something, gives up."""
+"""How long a process waits for another one that is gone, or that is writing or preparing something."""
 
 STATES = 16
-"""Bytes of a parameter in training: its weight, its gradient and two means of AdamW, float32."""
+"""Bytes per parameter in training: its weight, its gradient and AdamW's two means, float32."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, seen from one: its number, how many there are, its number on its machine.
+    """The processes of a run, seen from one: its rank, how many there are, its rank on its machine.
 
-    With one process every method is a matter of course, and none communicates.
+    With one process every method is trivial, and none communicates.
     """
 
     rank: int = 0
@@ -57,13 +57,13 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and prints."""
+        """True in the process that writes and prints."""
         return self.rank == 0
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What fails in one process by the user's cause or the disk's is raised in all, and told by the first; others
-        may gather inside the block meanwhile, where it is raised then."""
+        """A UserError or OSError in one process is raised in all, and printed by the first; where others are in a
+        `gather` inside the block meanwhile, it is raised there."""
         error: Exception | None = None
         try:
             yield
@@ -74,7 +74,7 @@ class Ranks:
         self._exchange(None, error)
 
     def gather(self, mine: T) -> list[T]:
-        """What every process has, by rank. Raises: what another is telling all, where it has failed (`together`)."""
+        """The values of all processes, by rank. Raises: the error of a process that has failed in `together`."""
         return self._exchange(mine, None)
 
     def _exchange(self, mine: T, error: Exception | None) -> list[T]:
@@ -87,7 +87,7 @@ class Ranks:
         return [value for value, _ in found]
 
     def first(self, action: Callable[[], T]) -> T:
-        """What `action` gives in the first process, which alone runs it."""
+        """The result of `action`, which only the first process runs."""
         value: Any = None
         with self.together():
             if self.is_first:
@@ -108,7 +108,7 @@ class Ranks:
             raise UserError("\n".join(["the processes of this run differ. " + cure, *lines]))
 
     def total_counts(self, counts: Mapping[str, int], asked: int | None) -> tuple[dict[str, int], int | None]:
-        """Counts of all processes, and a signal by which any was asked to stop."""
+        """Counts added over all processes, and a signal, if any, that asked one to stop."""
         if self.count == 1:
             return dict(counts), asked
         total = torch.tensor([*counts.values(), *(asked == number for number in SIGNALS)])
@@ -118,7 +118,7 @@ class Ranks:
         return dict(zip(counts, total.tolist(), strict=False)), asked
 
     def total_sums(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scalars of all processes, added in float64."""
+        """Scalars added over all processes, in float64."""
         if self.count == 1:
             return dict(sums)
         total = torch.stack([value.detach().double() for value in sums.values()])
@@ -126,7 +126,7 @@ class Ranks:
         return dict(zip(sums, total.unbind(), strict=True))
 
     def largest(self, *values: float) -> list[float]:
-        """Of each, that of the process that has most."""
+        """The maximum of each value over all processes."""
         return [max(column) for column in zip(*self.gather(values), strict=True)]
 
 
@@ -135,7 +135,7 @@ ALONE = Ranks()
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The processes that torchrun started, in one group as long as the block runs; or this one alone."""
+    """The processes that torchrun started, as one group while the block runs; or this one alone."""
     rank, count, local = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if count < 2:
         yield ALONE
@@ -145,12 +145,12 @@ def joined() -> Iterator[Ranks]:
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     yield Ranks(rank, count, local)
-    # Only in peace: after an error others may wait for this process, which must not wait for them.
+    # Only without an error: after one, others may wait for this process, which must not wait for them.
     dist.destroy_process_group()
 
 
 def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device, parameters: int) -> Choice[str]:
-    """`ddp` as long as weights, gradients and optimiser take no more than a quarter of the memory of a process."""
+    """`ddp` as long as weights, gradients and optimiser take at most a quarter of the memory of a process."""
     if ranks.count == 1:
         return Choice("none", "one process")
     if config.parallel != "auto":
@@ -167,7 +167,7 @@ def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device,
 
 
 class StepLoss(nn.Module):
-    """An objective on a network as one module: what is wrapped."""
+    """An objective and its network as one module, for `wrapped`."""
 
     def __init__(self, network: Network, objective: Any):
         super().__init__()
@@ -178,7 +178,7 @@ class StepLoss(nn.Module):
 
 
 def wrapped(loss: StepLoss, how: str) -> nn.Module:
-    """`loss` with gradients added over processes; fsdp cuts the parameters of its network in place."""
+    """`loss` with gradients added over processes; fsdp shards the parameters of its network in place."""
     if how == "ddp":
         model = DistributedDataParallel(loss, gradient_as_bucket_view=True)
         model.register_comm_hook(None, _add)
@@ -193,19 +193,19 @@ def wrapped(loss: StepLoss, how: str) -> nn.Module:
         for module in loss.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+                module.set_force_sum_reduction_for_comms(True)  # gloo supports no other
     return loss
 
 
 def _add(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """What DDP sends: the sum, where it would divide by the number of processes."""
+    """DDP's communication hook: the sum of gradients, which DDP would divide by the number of processes."""
     sent = dist.all_reduce(bucket.buffer(), async_op=True)
     assert sent is not None
     return sent.get_future().then(lambda done: done.value()[0])
 
 
 def adding(model: nn.Module, is_last: bool) -> AbstractContextManager:
-    """Around a micro-batch: only the last of a step sends gradients."""
+    """Context of a micro-batch: only the last of a step sends gradients."""
     if isinstance(model, DistributedDataParallel) and not is_last:
         return model.no_sync()
     if hasattr(model, "set_requires_gradient_sync"):
@@ -214,12 +214,12 @@ def adding(model: nn.Module, is_last: bool) -> AbstractContextManager:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which every process holds a part, gathered; any other as it is."""
+    """A sharded tensor, gathered; any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
-    """A tensor that every process has whole, cut over them as another one is; as it is where that one is whole."""
+    """A tensor that every process has whole, sharded like `tensor`; as it is where `tensor` is not sharded."""
     if not isinstance(tensor, DTensor):
         return value
     mesh = tensor.device_mesh
@@ -228,7 +228,7 @@ def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
 
 
 def require_divisible(rows: int, micro_batches: int, ranks: Ranks, divisor: int = 1) -> None:
-    """Raises UserError where the rows of a step, or in some phase rows / divisor, can not be dealt out evenly."""
+    """Raises: UserError where the rows of a step, or rows / divisor in some phase, cannot be divided evenly."""
     parts = ranks.count * micro_batches * divisor
     if rows % parts:
         fewer = f" x {divisor}, by which a phase divides its rows" if divisor > 1 else ""

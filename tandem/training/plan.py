@@ -1,4 +1,4 @@
-"""What a run will do, cost and take, said before anything is spent; `plan` and `train` print this page."""
+"""What a run will do and cost, shown before anything is spent; `plan` and `train` print this page."""
 
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
 
 
 def _groups(run: "Run") -> list[str]:
-    """Of the optimiser's groups: what is in them, how much, peak rate and decay; parts where rates differ."""
+    """For each optimiser group its contents, size, peak rate and decay; also the network's parts with `lr_scale`."""
     role, config = roles(run.network), run.recipe.optimiser
     names = {id(parameter): name for name, parameter in run.network.named_parameters()}
     found = []
@@ -55,7 +55,7 @@ def _groups(run: "Run") -> list[str]:
 
 
 def _peak(run: "Run") -> str:
-    """How far the rate comes in a run that is too short for its schedule; empty: to its peak."""
+    """The highest rate of a run that is too short for its schedule; empty if the rate reaches its peak."""
     reached = 0.0
     for step in range(run.steps):
         reached = max(reached, run.schedule(step))
@@ -65,7 +65,7 @@ def _peak(run: "Run") -> str:
 
 
 def _sources(run: "Run") -> str:
-    """Where the text comes from; of a mixture each source with its share and what there is of it."""
+    """Where the text comes from; for a mixture, each source with its share and its size."""
     store, parts = run.corpus.train, []
     for number, (name, share) in enumerate(store.manifest.shares.items()):
         lengths = store.lengths[store.source_of == number]
@@ -75,7 +75,7 @@ def _sources(run: "Run") -> str:
 
 
 def _phases(run: "Run") -> str:
-    """Steps by phase, and the positions that the network computes where these are not the tokens."""
+    """Steps by phase, and the positions that the network computes where their number is not that of the tokens."""
     phases = run.view.phases
     lasts = [*(phase.first for phase in phases[1:]), run.steps]
     parts = [

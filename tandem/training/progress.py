@@ -1,17 +1,17 @@
 """Where a run stands, and which of its steps were spikes.
 
 A spike is a step whose loss or gradient norm, before clipping, lies more than `deviations` standard deviations above
-the running mean. Mean and variance weigh the last hundred steps or so; of the first hundred, all alike.
+the running mean. Mean and variance look back about a hundred steps; the first hundred are weighted equally.
 
     loss      3.41 3.40 3.43 3.39 9.80 3.44         9.80 is a spike
     enters    3.41 3.40 3.43 3.39 3.52 3.44         and enters the estimate as the threshold, no more
 
 So one spike does not hide the next, and a level that lasts becomes the usual one: within a few steps the deviation has
-grown to it. Nothing is a spike in the first hundred steps, nor what lies within one per cent of the mean times
-`deviations`, for where a loss is nearly constant its deviation means nothing.
+grown to cover it. No step is a spike among the first hundred, nor within `deviations` times one per cent of the mean:
+where a loss is nearly constant, its deviation means nothing.
 
-Everything here is plain numbers that stand in the checkpoint, made from sums over all processes: a run that goes on
-judges as one that was never interrupted, and every process of a run judges alike.
+Everything here is plain numbers, saved in the checkpoint and computed from sums over all processes: a resumed run
+judges like one that was never interrupted, and all processes of a run judge alike.
 """
 
 import math
@@ -23,10 +23,10 @@ WINDOW = 100
 
 @dataclass
 class Progress:
-    """What a checkpoint needs beside weights and optimiser.
+    """What a checkpoint needs besides weights and optimiser.
 
-    step: finished.  seconds: of training.  spikes, skipped: how many steps were spikes, and of these were no updates.
-    usual: of loss and norm, [steps seen, running mean, running variance].
+    step: finished steps.  seconds: of training.  spikes, skipped: steps that were spikes, and those of them skipped.
+    usual: for loss and norm, [steps seen, running mean, running variance].
     """
 
     step: int = 0
@@ -36,7 +36,7 @@ class Progress:
     usual: dict[str, list[float]] = field(default_factory=dict)
 
     def is_spike(self, values: dict[str, float], deviations: float, skip: bool) -> bool:
-        """Judges one step by its finite `values`, which enter the estimate, and counts it; `skip`: as one skipped."""
+        """Judges one step by its finite `values`, which enter the estimate; counts a spike, with `skip` as skipped."""
         found = [self._judge(name, value, deviations) for name, value in values.items()]
         self.spikes += any(found)
         self.skipped += any(found) and skip

@@ -3,7 +3,7 @@
     run = Run(recipe, corpus)         built from scratch, at step 0
     train(run, observers, save)       training/loop.py
 
-Randomness comes from generators keyed by (seed, purpose), so that one part drawing more never moves another.
+Randomness comes from generators keyed by (seed, purpose), so that more draws in one part never change another part.
 """
 
 import copy
@@ -55,15 +55,15 @@ class BatchShape:
 
 
 class Run:
-    """Network, objective, view, optimiser and schedule of one recipe, on one device of each of its processes."""
+    """Network, objective, view, optimiser and schedule of one recipe, on one device per process."""
 
     def __init__(
         self, recipe: Recipe, corpus: Corpus, steps: int | None = None, ranks: Ranks = ALONE, fresh: bool = False
     ):
-        """`fresh`: it begins here, with the weights that the recipe starts from, and not at a checkpoint."""
+        """`fresh`: the run begins here, with the weights that the recipe starts from, and not at a checkpoint."""
         self.recipe, self.corpus, self.ranks = recipe, corpus, ranks
         batch = recipe.batch
-        with ranks.together():  # before the processes have anything else to say to each other
+        with ranks.together():  # before the processes exchange anything else
             require_divisible(batch.rows, batch.micro_batches, ranks)
             self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
             self.network = self._drawn()
@@ -102,7 +102,7 @@ class Run:
         self.progress = Progress()
 
     def _drawn(self, purpose: str = "init") -> Network:
-        """The network as the seed draws it for a purpose, the same in every process."""
+        """The network initialised from the seed for a purpose, the same in every process."""
         recipe = self.recipe
         torch.manual_seed(keyed(recipe.seed, "torch"))
         network = recipe.choice("network")(
@@ -123,7 +123,7 @@ class Run:
         self.optimiser = self.recipe.choice("optimiser")(self.recipe.optimiser, self.network)
 
     def whole_network(self) -> Network:
-        """The network with all its weights in this process, to be read only; every process has to ask for it."""
+        """The network with all its weights in this process, to be read only; every process has to call this."""
         if self.parallel.value != "fsdp":
             return self.network
         network = self._drawn()
@@ -137,7 +137,7 @@ class Run:
         return view.flops(self.cost, step)
 
     def _paid_steps(self, amount: float, spent: Callable[[Phases, int], float]) -> int:
-        """The longest run, its phases included, that spends at most `amount`; a longer run never spends less."""
+        """Steps of the longest run, phases included, that spends at most `amount`; a longer run never spends less."""
 
         def price(steps: int) -> float:
             return spent(self._phases(steps), steps)
@@ -145,7 +145,7 @@ class Run:
         if price(1) > amount:
             one = f"{price(1):,}" if isinstance(price(1), int) else f"{price(1):.3g}"
             raise UserError(f"budget = {self.recipe.budget}: one step alone takes {one} {self.recipe.budget.unit}")
-        low, high = 1, 2  # low is paid for
+        low, high = 1, 2  # `low` is affordable
         while price(high) <= amount:
             low, high = high, 2 * high
         while high - low > 1:
@@ -167,12 +167,12 @@ class Run:
         phase = self.view.at(step)
         if phase.first != step or not step:
             return
-        self.progress.usual.clear()  # losses of one phase say nothing of those of the next
+        self.progress.usual.clear()  # losses of one phase say nothing about those of the next
         if phase.redraws:
             fresh, role = dict(self._drawn(f"redrawn/{step}").named_parameters()), roles(self.network)
             with torch.no_grad():
                 for name, parameter in self.network.named_parameters():
-                    # Learned positions and SPS's first prediction are embeddings, too, and go on
+                    # Learned positions and SPS's first prediction are embeddings, too, but stay
                     if role[name] == "head" or name.endswith("table.weight"):
                         parameter.copy_(cut_like(fresh[name], parameter))
 
@@ -190,11 +190,11 @@ class Run:
 
     @property
     def note(self) -> str:
-        """Why the network, as it stands, is no language model yet; empty: it is one."""
+        """Why the network is not a language model yet; empty if it is one."""
         return self.view.at(self.progress.step - 1).note if self.progress.step else ""
 
     def measure(self) -> Speed:
-        """Time and memory of a few steps, taken on a copy that starts anew."""
+        """Time and memory of a few steps, taken on a freshly initialised copy."""
         scratch = copy.copy(self)
         scratch.network = self._drawn()
         scratch._equip()
@@ -214,5 +214,5 @@ class Run:
 
 
 def keyed(seed: int, purpose: str) -> int:
-    """A seed of its own for every purpose."""
+    """A separate seed for every purpose."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=7).digest())

@@ -4,7 +4,7 @@
     cosine    ／￣￣`-.._     warm-up, half a cosine
     linear    ／＼________     warm-up, straight line
 
-`wsd_by_tokens` is wsd with its lengths in tokens, as State-Prediction Separation trains (authors' code).
+`wsd_by_tokens` is wsd with its lengths in tokens, as in State-Prediction Separation (authors' code).
 
 Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the peak:
 
@@ -35,13 +35,13 @@ class _Config(Settings):
     """Rate at the end, as a share of the peak."""
     warmup_from_zero: bool = False
     """Step k of the warm-up has k / w of the peak: the first update has rate 0; a share w is not rounded to steps
-    (linear rounds it down, to one step at least)."""
+    (linear rounds it down, to at least one step)."""
 
 
 class Schedule:
-    """Multiplier of the peak rate at a step, from the shape of the class and the length of the run.
+    """Multiplier of the peak rate at a step, from the shape that the class defines and the length of the run.
 
-    `read`, tokens of text before a step, is asked by what counts in tokens alone.
+    `read`: tokens of text before a step, used only by schedules that count in tokens.
     """
 
     Config: type[_Config] = _Config
@@ -63,7 +63,7 @@ class Schedule:
         raise NotImplementedError
 
     def passed(self, step: int) -> float:
-        """Share of the steps after the warm-up that lies behind."""
+        """Share of the steps after the warm-up that have passed."""
         return max(0.0, (step - self.warmup) / max(1, self.steps - self.warmup))
 
 
@@ -85,13 +85,13 @@ class WSD(Schedule):
 
 @register("schedule", "wsd_by_tokens")
 class WSDByTokens:
-    """Warm-up, constant, linear decay, by the tokens of text read before the step; before the first, by those of it."""
+    """Warm-up, constant, linear decay, by the tokens of text read before a step; the first step counts its own."""
 
     class Config(Settings):
         warmup: int = Field(50_000_000, ge=1)
         """Length of the warm-up in tokens."""
         tokens: int | None = Field(None, ge=1)
-        """Of the whole run; null: of its steps, all of them whole."""
+        """Tokens of the whole run; null: those of all its steps."""
         decay: float = Field(0.1, gt=0, le=1)
         """Length of the decay, a share of these tokens."""
         floor: float = Field(0.1, ge=0, le=1)
@@ -141,7 +141,7 @@ def in_stretches(
     steps: int,
     read: Callable[[int], int],
 ) -> Callable[[int], float]:
-    """A schedule of its own for each (first, last) of the `stretches`; None is the end of the run."""
+    """A separate schedule for each (first, last) of the `stretches`; None is the end of the run."""
     if len(stretches) == 1:
         return schedule(config, steps, read)
 

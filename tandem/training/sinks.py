@@ -1,7 +1,7 @@
 """Where records go: JSON lines, TensorBoard, Weights & Biases. (The terminal is training/display.py.)
 
-A record is a dict with `kind`, `step`, and numbers, texts and further dicts. JSON lines are the record of the run; all
-else is a view, made from it and nothing else.
+A record is a dict with `kind`, `step`, and numbers, texts and further dicts. JSON lines are the record of the run;
+everything else is a view made from them alone.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Every number of every record as a scalar, `kind/key`; what lies after `step` from before is hidden."""
+    """Every number of every record as a scalar, `kind/key`; earlier entries for steps after `step` are hidden."""
 
     def __init__(self, folder: Path, step: int):
         require("tensorboard", "tensorboard")
@@ -68,12 +68,12 @@ class TensorBoard:
 class WandB:
     """Every number of every record, `kind/key` over `step`, in one W&B run for as long as the folder lives.
 
-    The W&B run is found again by an id made of the folder's name and the first process that trained in it, so a copy
-    under another name is another run. `wandb.json` in the folder keeps, by kind, the last step that was sent: what a
-    run does again after its last checkpoint is not sent twice.
+    The W&B run is found again by an id made from the folder's name and the first process that trained in it, so a copy
+    under another name is another run. `wandb.json` in the folder keeps, by kind, the last step that was sent: steps
+    that are repeated after the last checkpoint are not sent twice.
 
-    A run of days does not end because a network does: an error of W&B is told once, on standard error, and from there
-    on nothing is sent. The record has it all.
+    A long run does not end because the network connection does: an error of W&B is printed once, on standard error,
+    and nothing more is sent. The record on disk has everything.
     """
 
     def __init__(self, folder: RunFolder, project: str):
@@ -87,14 +87,14 @@ class WandB:
         self._try(lambda: self._start(folder))
 
     def _start(self, folder: RunFolder) -> None:
-        # The terminal belongs to the display. What a dead network keeps here at the end waits for `wandb sync`.
+        # The terminal belongs to the display. What a dead network leaves unsent at the end waits for `wandb sync`.
         waits = {"finish_timeout": 60.0, "finish_timeout_raises": True}
         settings = self.wandb.Settings(console="off", silent=True, **waits)
         self.run = self.wandb.init(
             **{"project": self.project, "id": self.id, "name": folder.path.name, "resume": "allow"},
             **{"dir": str(folder.path), "config": {"recipe": folder.recipe.read_text("utf-8")}, "settings": settings},
         )
-        self.run.define_metric("*", step_metric="step")  # W&B's own count would refuse a step for two records
+        self.run.define_metric("*", step_metric="step")  # W&B's own counter would refuse two records of one step
 
     def write(self, record: Record, text: str = "") -> None:
         kind, step = record["kind"], record["step"]
@@ -117,7 +117,7 @@ class WandB:
 
 
 def _numbers(record: Record) -> dict[str, int | float]:
-    """Every number of a record by `kind/key`, but for its step."""
+    """Every number of a record by `kind/key`, except its step."""
     numbers = ((key, value) for key, value in leaves(record) if isinstance(value, int | float) and key != "step")
     return {f"{record['kind']}/{key.replace('.', '/')}": value for key, value in numbers}
 
@@ -125,7 +125,7 @@ def _numbers(record: Record) -> dict[str, int | float]:
 def as_line(record: Record) -> bytes:
     """A record as a line of JSON.
 
-    Floats are written so that they read back bit for bit. JSON knows neither nan nor inf: such a value is null, and
+    Floats are written so that they read back bit for bit. JSON has neither nan nor inf: such a value is null, and
     named in `not_finite`, as in {"norm": null, "not_finite": {"norm": "inf"}}.
     """
     odd = {key: repr(value) for key, value in leaves(record) if _is_odd(value)}

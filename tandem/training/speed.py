@@ -1,7 +1,7 @@
 """How fast a run will be: a few of its steps, taken on a copy and timed.
 
-Some networks draw how much they do in a step (context_ready its passes): a step that does half as much again as the
-mean step counts as two thirds of the time it took.
+Some networks draw at random how much a step computes (context_ready draws its passes): a step with 1.5 times the FLOPs
+of the mean step counts as two thirds of the time it took.
 """
 
 import time
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 COUNTED = 3
-"""Steps that are timed: the last ones, of which the median is taken."""
+"""Steps that count: the last ones, whose median time is taken."""
 STEADY, MOST = 1.5, 12
-"""More steps are taken, at most so many, until these differ by no more than this factor: gestalt is compiled again in
-its second step and its third, which then take 4.3 and 4.9 s where others take 0.9."""
+"""More steps are taken, at most MOST, until the last COUNTED differ by a factor of at most STEADY: gestalt is compiled
+again in its second and third steps, which then take 4.3 and 4.9 s where others take 0.9."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured over a few steps on a copy: seconds for the mean step, seconds before the first that counts, bytes at
-    the peak, the weights of the run itself included, which wait beside the copy; FLOPs of the mean step."""
+    """Measured over a few steps on a copy: seconds for the mean step, seconds before the first step that counts, peak
+    bytes (including the run's own weights, kept beside the copy), and FLOPs of the mean step."""
 
     step_seconds: float
     start_seconds: float
@@ -33,19 +33,19 @@ class Speed:
     flops: int
 
     def seconds(self, flops: int) -> float:
-        """Seconds for steps of `flops` in all: between phases, time goes with FLOPs."""
+        """Seconds for steps of `flops` in total: across phases, time is taken as proportional to FLOPs."""
         return self.step_seconds * (flops / self.flops)
 
 
 def measure(scratch: "Run") -> Speed:
-    """Takes a few steps of `scratch`, which is spoilt by it; of several processes the slowest and the largest count."""
+    """Takes a few steps of `scratch`, which changes it; of several processes, the slowest and the largest count."""
     taken: list[float] = []
     mean: list[float] = []  # what the mean step would have taken
     while len(taken) <= COUNTED or (len(taken) < MOST and max(mean[-COUNTED:]) > STEADY * min(mean[-COUNTED:])):
         step, began = len(taken) % (COUNTED + 1), time.perf_counter()
         take_step(scratch, step)
         finish(scratch.device.value)
-        taken += scratch.ranks.largest(time.perf_counter() - began)  # alike in all, or one would take a step alone
+        taken += scratch.ranks.largest(time.perf_counter() - began)  # the same in all, or one would take a step alone
         mean.append(taken[-1] / _share(scratch, step))
     (memory,) = scratch.ranks.largest(peak_memory(scratch.device.value))
     step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]

@@ -1,9 +1,9 @@
-"""The weights that a run starts from: drawn, or those of another run.
+"""The weights that a run starts from: random, or those of another run.
 
     start: {run: runs/plain}
 
-A network takes the weights of its own kind, or of the kind that it contains (`Network.start_from`). The optimiser
-starts new. The other run has to have been trained on the same corpus: its tokens mean nothing under another tokenizer.
+A network takes weights of its own kind, or of the kind that it contains (`Network.start_from`). The optimiser starts
+afresh. The other run must have been trained on the same corpus: token ids mean nothing under another tokenizer.
 """
 
 from pathlib import Path
@@ -21,11 +21,11 @@ class Start:
         """Where a run's weights come from."""
 
         run: Path | None = None
-        """Folder of a run, whose last checkpoint is taken; null: weights are drawn."""
+        """Folder of a run, whose last checkpoint is loaded; null: random weights."""
 
 
 def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
-    """Puts the weights that `recipe` starts from into `network`, which is as it was drawn.
+    """Loads the weights that `recipe` starts from into `network`, which is freshly initialised.
 
     Raises: UserError where there is no such run, it has no checkpoint, or its corpus or network does not fit.
     """
