@@ -1,4 +1,4 @@
-"""For pytest (-p at_once): prints why a test failed as it fails, for runs that may be cut off before the end."""
+"""For pytest (-p at_once): prints why a test failed as soon as it fails, for runs that may be cut off early."""
 
 import pytest
 

@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py [--threads 1] [--out results.jsonl]
 
-Forward and backward, H 8, D 64, every row with its own document ends; a ratio above 1 says that the tiles are faster.
-The two streams of State-Prediction Separation (window 64) are held against one interleaved sequence of 2T tokens with
-its 2T x 2T mask, the double decoder's generation layer against a T x 2T mask, and decoding against the bare call.
+Forward and backward, H 8, D 64, every row with its own document ends; a ratio above 1 means that the tiles are faster.
+The two streams of State-Prediction Separation (window 64) are compared with one interleaved sequence of 2T tokens and
+its 2T x 2T mask, the double decoder's generation layer with a T x 2T mask, and decoding with the bare call.
 Six minutes on one quiet core.
 """
 
@@ -25,7 +25,7 @@ Pair = tuple[Callable[[], object], ...]  # (by hand, tiled)
 
 
 def segments(B: int, T: int, number: int, seed: int = 0) -> Tensor:
-    """starts (B, T): every row in `number` segments, cut by itself."""
+    """starts (B, T): every row cut independently into `number` segments."""
     starts = torch.zeros(B, T, dtype=torch.long)
     for row in range(B):
         cuts = torch.randperm(T - 1, generator=torch.Generator().manual_seed(seed + row))[: number - 1] + 1
@@ -90,11 +90,11 @@ def decoding(N: int, B: int) -> Pair:
 
 
 def kept(run: Callable[[], object]) -> float:
-    """MiB that one layer's forward keeps for its backward, beside inputs and masks, which layers may share."""
+    """MiB that one layer's forward keeps for its backward, without inputs and masks, which layers may share."""
     alive = {}
 
     def pack(x: Tensor) -> Tensor:
-        alive[x.untyped_storage().data_ptr()] = x  # held, so that no two layers get the same memory
+        alive[x.untyped_storage().data_ptr()] = x  # kept alive, so that no two layers get the same memory
         return x
 
     sizes = []

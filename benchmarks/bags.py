@@ -1,10 +1,10 @@
-"""A step in bags against a next-token step of as many positions: time and extra peak memory.
+"""A step in bags against a next-token step with as many positions: time and extra peak memory.
 
     python benchmarks/bags.py [--pairs 20] [--bag 8] [--dtype bfloat16] [--rows 16] [--out results.jsonl]
 
-3 M parameters beside the table, vocabulary 32,000, 4,096 positions a step in rows of 256, one document a row, random
-tokens. Time: interleaved pairs in one process, both arms on one network. Memory: growth over the process before its
-first step, one process an arm, not compiled.
+3 M parameters besides the table, vocabulary 32,000, 4,096 positions a step in rows of 256, one document a row, random
+tokens. Time: interleaved pairs in one process, both arms on one network. Memory: growth of a process from before its
+first step, one process per arm, not compiled.
 """
 
 import argparse
@@ -24,7 +24,7 @@ VOCABULARY, ROWS, CONTEXT = 32_000, 16, 256
 
 
 def in_bags(network, bag, dtype, rows, compiled):
-    """Steps in bags; of 1, next tokens."""
+    """Steps in bags; bags of 1 are next tokens."""
 
     def batch(step):
         if bag == 1:
@@ -45,7 +45,7 @@ def network():
 
 
 def extra_memory(bag, dtype, rows):
-    """Bytes that this process grows by over two steps, everything built before."""
+    """Bytes by which this process grows over two steps, after everything is built."""
     steps = in_bags(network(), bag, dtype, rows, compiled=False)
     return growth(lambda: (steps(0), steps(1)))
 
@@ -65,7 +65,7 @@ def main():
         print(json.dumps(extra_memory(given.memory_of, dtype, given.rows)))
         return
     print(header())
-    one = network()  # the arms differ in nothing but what a step reads and asks
+    one = network()  # the arms differ only in what a step reads and predicts
     bags, tokens = (in_bags(one, bag, dtype, given.rows, not given.eager) for bag in (given.bag, 1))
     counts = iter(range(10**9))
 

@@ -1,11 +1,11 @@
-"""A token from the cache against a forward over the whole text, which gives the same logits.
+"""One decoding step from the cache against a forward pass over the whole text, which gives the same logits.
 
     python benchmarks/decoding.py [--pairs 20] [--threads 1] [--out results.jsonl]
 
 The plain decoder of 3.9 M parameters (8 blocks, C 176, 4 heads, vocabulary 4,096), float32, one row, text of 512
-tokens. A pair is a forward and eight steps, as in generation: after anything else, the first step finds its weights
-gone from the processor's cache. Fails below 20 x. A step computes little and reads every weight once, so it gains
-nothing from a second thread and loses much to it when the second core is busy: try --threads 1.
+tokens. A pair is a forward pass and eight steps, as in generation: after other work, the first step finds its weights
+evicted from the processor's cache. Fails below 20 x. A step computes little and reads every weight once, so it gains
+nothing from a second thread and loses much by it when the second core is busy: try --threads 1.
 """
 
 import argparse

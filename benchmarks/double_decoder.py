@@ -1,4 +1,4 @@
-"""What a double decoder costs beside the plain decoder of as many parameters: attention, a step, a token, a prefix.
+"""The cost of a double decoder against a plain decoder of as many parameters: attention, a step, a token, a prefix.
 
     python benchmarks/double_decoder.py [--pairs 20] [--eager] [--only work step decode prefix] [--out results.jsonl]
 
@@ -7,15 +7,15 @@ work    Query-key pairs of a generation block at T 2,048 over 1,000 drawn partit
         Required of the tiles: 0.59, and 0.54 with splits at multiples of 128.
 step    A training step of 3 M parameters (8 + 4 blocks, C 144) over the decoder's (12 blocks), T 1,024, 4,096 tokens a
         step, bfloat16 products, compiled per block, both through tiles. Required: 1.20 with one partition for all rows
-        or aligned to 128, 1.30 with one per document. Beside it, over the decoder's fastest path: one causal call a
-        row, which for rows of one document is what its tiles are.
+        or aligned to 128, 1.30 with one per document. For the decoder, tiles are the fastest path: one causal call a
+        row, as rows have one document. Also shown: the ratio of needed FLOPs.
 decode  Eight steps after a prompt of 1,024 tokens, float32, one row. Required: 1.8 times the decoder's tokens a second.
-        And the prompt.
-prefix  A second request with the same first 1,024 tokens and 16 of its own, to its first logits: a new session over a
-        fork of one that has read the prefix. Its own tokens open the block (any partition is valid) or, but for the
-        last, pass the context stack, too, and extend the context. Required: 10 x.
+        Also shown: reading the prompt.
+prefix  Time to the first logits of a second request with the same first 1,024 tokens and 16 of its own: a new session
+        over a fork of one that has read the prefix. Its own tokens open the block (any partition is valid) or, except
+        for the last, also pass through the context stack and extend the context. Required: 10 x.
 
-Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time tells of the neighbours.
+Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time depends on other processes.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def decoder(context=2048) -> Decoder:
 
 
 def pairs_in_tiles(spans, T: int, size: int, whole: bool) -> int:
-    """Pairs of tiles of `size` queries, each over what it reads of every source, or over whole tiles of keys there."""
+    """Pairs visited by tiles of `size` queries: of every source the keys that each spans, or whole tiles of keys."""
     visited = 0
     for span in spans:
         for first in range(0, T, size):

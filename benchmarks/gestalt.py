@@ -2,13 +2,13 @@
 
     python benchmarks/gestalt.py [--pairs 10] [--dtype float32 bfloat16] [--compile] [--cpu-time] [--out results.jsonl]
 
-3 M parameters beside a table of 4,096 ids (8 blocks, C 176, thought from block 5), 2,560 tokens a step in streams of up
-to 30 sentences of 3 to 64 tokens, the lengths of encyclopaedia text. Forward and backward with the loss, no dropout.
+3 M parameters besides a table of 4,096 ids (8 blocks, C 176, thought from block 5), 2,560 tokens a step in streams of
+up to 30 sentences of 3 to 64 tokens, as in encyclopaedia text. Forward and backward with the loss, no dropout.
 
-Time: interleaved pairs in one process, nothing recomputed; --compile compiles the packed phases alone; --cpu-time
-counts CPU seconds on one thread, where others use the machine. Memory: how much a process grows beyond what it was
-before its first step, one process an arm, 8 streams of 10 and of 40 sentences of 25 tokens; what a sentence step adds
-is the difference of the two.
+Time: interleaved pairs in one process, nothing recomputed; --compile compiles only the packed phases; --cpu-time
+counts CPU seconds on one thread, for machines that others use. Memory: growth of a process from before its first step,
+one process per arm, with 8 streams of 10 and of 40 sentences of 25 tokens; their difference gives what a sentence step
+adds.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def built(**settings) -> Gestalt:
 
 
 def lengths_of(step: int, sentences: int = 30) -> list[list[int]]:
-    """Streams of half as many to `sentences` sentences, TOKENS tokens or just over; mean 25 and a long tail."""
+    """Streams of `sentences` / 2 to `sentences` sentences, TOKENS tokens or just over; mean 25 and a long tail."""
     generator, lengths = torch.Generator().manual_seed(step), []
     while sum(map(sum, lengths)) < TOKENS:
         count = int(torch.randint(sentences // 2, sentences + 1, (), generator=generator))
@@ -94,7 +94,7 @@ def speed(dtype: torch.dtype, pairs: int, compiled: bool, clock) -> dict[str, An
 
 
 def extra_memory(recompute: bool, sentences: int) -> int:
-    """Bytes that this process grows by over two steps, everything built before."""
+    """Bytes by which this process grows over two steps, after everything is built."""
     network, batch = built(), streams([[25] * sentences] * 8)
     network.recompute = recompute
     return growth(lambda: (packed(network, batch), packed(network, batch)))

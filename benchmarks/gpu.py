@@ -3,21 +3,21 @@
     python benchmarks/gpu.py [--out FOLDER] [--wheels FOLDER]
 
 First, side by side on the processor's cores: a pass over the benchmarks that compiles what they need, and the tests
-named after CUDA. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit, so
-that what fails or is slow loses nothing else; what a benchmark leaves of its time the next ones have. Three files come
-of it:
+that need CUDA. Then the benchmarks, one after the other, from the compilers' caches. Every part has a time limit, so
+that a failing or slow part costs no other part; time that a benchmark leaves unused goes to the next ones. The output
+is three files:
 
     lines.jsonl   every number, written as it is measured
     log.txt       what each part printed, the last of it
     report.md     the machine, the tests, all numbers, and what of the goals is reached
 
 Needs torch, triton, numpy, and what importing tandem.networks needs; the tests need pytest and the core dependencies.
-Where packages are missing, wheels from --wheels are installed into a folder of their own; nothing is downloaded. Where
-git does not know the commit, TANDEM_COMMIT in the environment says it.
+Missing packages are installed from the wheels in --wheels into a temporary folder; nothing is downloaded. Where git
+does not know the commit, it is read from the environment variable TANDEM_COMMIT.
 
---shapes: in place of all that, other tiles of the attention kernels against the shipped ones (gpu_shapes.py).
+--shapes: instead of all that, compare other tiles of the attention kernels with the shipped ones (gpu_shapes.py).
 
---tiny: the same at a few tokens and channels, on any device, without the tests; on a CPU in Triton's interpreter.
+--tiny: the same with a few tokens and channels, on any device, without the tests; on a CPU in Triton's interpreter.
 """
 
 import argparse
@@ -41,7 +41,7 @@ NEEDED = (
     "yaml",
     "tokenizers",
 )
-"""What importing tandem.networks takes beside torch and numpy."""
+"""What importing tandem.networks needs besides torch and numpy."""
 WHEELS = {"yaml": "pyyaml"}
 TOTAL = 530
 
@@ -66,7 +66,7 @@ def tests(name: str, chosen: str, *files: str) -> Part:
     return Part(f"tests-{name}", 170, words)
 
 
-# Cut by what the compiler takes longest for: kernels in float32, which it unrolls, and wide ones.
+# Split by what takes the compiler longest: kernels in float32, which it unrolls, and wide ones.
 TESTS = [
     *(tests(f"float32-{width}", f"every_width and {width} and torch.float32", KERNELS) for width in (128, 96)),
     tests("float32", "cuda_kernels_are and torch.float32", KERNELS),
@@ -86,7 +86,7 @@ def compiling(name: str, *words: str) -> Part:
     return Part(f"compile-{name}", 170, [*words, "--rounds", "0"])
 
 
-# Every graph once: other masks and networks have those of these. In the order in which they are needed.
+# Every graph once: other masks and networks reuse these. In the order in which they are needed.
 COMPILING = [
     *(compiling(mask, ATTENTION, "--masks", mask, "--lengths", "4096") for mask in MASKS),
     *(compiling(name, NETWORKS, "steps", "--networks", name) for name in LONG),
@@ -95,9 +95,9 @@ COMPILING = [
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
 AT_ONCE = 20
-"""Parts of the first phase: all of them, on 16 cores. Their memory together is near that of one device."""
+"""Parts of the first phase at a time: all of them, on 16 cores. Together they nearly fill one device's memory."""
 BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
-    # One process each: what breaks the device breaks it for the rest of its process.
+    # One process each: an error that breaks the device breaks it for the rest of its process.
     Part("attention-causal", 45, [ATTENTION, "--masks", "causal"]),
     Part("attention-sps", 45, [ATTENTION, "--masks", "sps", "2x memory"]),
     Part("attention-others", 30, [ATTENTION, "--masks", *OTHER_MASKS]),
@@ -141,7 +141,7 @@ def main() -> int:
             for n, part in enumerate(then):
                 seconds = left() - sum(later.seconds for later in then[n + 1 :])
                 verdicts += run([part._replace(seconds=max(part.seconds, seconds))], out, environment, left())
-    from gpu_report import write_report  # reads lines alone
+    from gpu_report import write_report  # needs only the files
 
     print(write_report(out, verdicts))
     return 0 if all(verdict["verdict"] == "passed" for verdict in verdicts) else 1
@@ -173,7 +173,7 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
 
 
 def require_cuda(environment: dict[str, str]) -> None:
-    """Raises: SystemExit without a CUDA device, or where tandem.networks can not be imported."""
+    """Raises: SystemExit without a CUDA device, or where tandem.networks cannot be imported."""
     code = "import torch, tandem.networks; print(torch.cuda.is_available())"
     asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     if asked.returncode:
@@ -183,9 +183,9 @@ def require_cuda(environment: dict[str, str]) -> None:
 
 
 def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: float, at_once: int = 1) -> list[dict]:
-    """Runs the parts in order, so many side by side, each until it ends or its time or all time is up.
+    """Runs the parts in order, `at_once` side by side, each until it ends or its time or all time is up.
 
-    Returns what became of each.
+    Returns the verdict on each.
     """
     began, waiting, going, verdicts = time.monotonic(), list(parts), [], []
     while waiting or going:
@@ -217,8 +217,8 @@ def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: floa
 
 
 def start(part: Part, out: Path, environment: dict[str, str]) -> tuple[subprocess.Popen, IO[bytes]]:
-    """Its process, and the file of what it prints."""
-    # What compiling writes is no result.
+    """The process of a part, and the file with its output."""
+    # What the compiling parts write is not a result.
     lines = os.devnull if part.name.startswith("compile-") else str(out / "lines.jsonl")
     words = [*part.words, "--out", lines] if part.words[0] in (ATTENTION, NETWORKS, SHAPES) else part.words
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when its process has ended

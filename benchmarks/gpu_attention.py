@@ -2,15 +2,16 @@
 
     python benchmarks/gpu_attention.py --out attention.jsonl [--tiny]
 
-Every mask at T 1,024 to 16,384, without documents, with documents of exactly 1,000 tokens, and with lognormal lengths
-(mean 1,030, median 650, as on the web); 16,384 tokens a call, 768 channels in heads of 64 or 128, bfloat16.
+Every mask at T 4,096, the main ones at T 1,024 to 16,384: without documents, and these also with documents of lognormal
+lengths (mean 1,030, median 650, as on the web) and, at T 4,096, of exactly 1,000 tokens; 16,384 tokens a call, 768
+channels in heads of 64 or 128, bfloat16.
 
     triton, flex    `attend` by these backends; the plan is made once, as in training
     sdpa            causal SDPA of one stream without documents, by the fastest of its backends: what a mask costs
-    dense           SDPA with the mask as a tensor; of two streams, over the sequence of 2T tokens in turns
-    flex in turns   FlexAttention over those 2T tokens, the mask by arithmetic on positions and where documents begin,
+    dense           SDPA with the mask as a tensor; for two streams, over the interleaved sequence of 2T tokens
+    flex in turns   FlexAttention over those 2T tokens, its mask computed from positions and document starts,
                     its blocks as PyTorch finds them
-                    (both are handed the tokens in turns: putting them so is not timed)
+                    (both are given interleaved tokens: interleaving them is not timed)
 
 --tiny: a few tokens and heads, on any device; on a CPU the kernels run in Triton's interpreter.
 """
@@ -86,7 +87,7 @@ MASKS: dict[str, Callable[[Tensor], list[Groups]]] = {
     "double decoder, aligned": lambda s: generation_layer(s, 128),
     "own and encoder": lambda s: [(causal(s),), (prefix(s.shape[1] // 2, s.shape[1]),)],
 }
-# (T, masks, documents, head width): everything at 4,096, the ends of the range for the masks that matter most.
+# (T, masks, documents, head width): all masks at 4,096, other lengths for the masks that matter most.
 MOST, KINDS = ("causal", "sps", "double decoder"), ("none", "1000", "lognormal")
 REST = tuple(mask for mask in MASKS if mask not in MOST)
 GRID = [(4096, MOST, KINDS, 64), (4096, ("causal", "sps"), KINDS, 128), (4096, REST, ("none",), 64)]
@@ -119,7 +120,7 @@ def arms_of(
         yield from dense_arms(spans, q, kv, seeds, tiny)
     spans_of = [group if groups > 1 else group[0] for group in spans]
     sources = [Source(k, v, span) for (k, v), span in zip(kv, spans_of, strict=True)]
-    # Ours last: what it broke on the device would break the others.
+    # Ours last: if it broke the device, the others would fail, too.
     for backend in ("flex", "triton") if CUDA else ("tiled", "triton"):
         plan = plan_attention(spans_of, [T] * len(spans), device=DEVICE, backend=backend)  # pyright: ignore
         run = lambda plan=plan: attend(tuple(q) if groups > 1 else q[0], sources, plan=plan)
@@ -148,8 +149,8 @@ def dense_arms(
 
 
 def turns_mask(spans: list[Groups], B: int, device: torch.device) -> Callable[..., Tensor]:
-    """The mask of two streams in turns, x_0 p_0 x_1 p_1 .., as a mask_mod: state and prediction of one position follow
-    each other, and the prediction sees its state."""
+    """The mask of two interleaved streams, x_0 p_0 x_1 p_1 .., as a mask_mod: state and prediction of one position
+    follow each other, and the prediction sees its state."""
     state, recent = (group[0].lo.expand(B, -1).contiguous().to(device) for group in spans)
 
     def readable(b, h, i, j):
@@ -183,7 +184,7 @@ def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D
     if not set(masks) & set(options.masks) or T not in (options.lengths or [T]):
         return
     if not options.rounds:
-        kinds, warmup = kinds[:1], 1  # documents change no graph
+        kinds, warmup = kinds[:1], 1  # documents do not change the graph
     if set(masks) & set(options.masks) & set(MOST):
         fastest = time_arms(dict(sdpa_arms(B, T, H, D, dtype)), options.rounds, warmup)
         append(out, shape | {"mask": "causal", "documents": "none", "arms": fastest})
@@ -193,7 +194,7 @@ def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D
             pairs = sum(int((s.hi - s.lo).sum()) * (B // s.lo.shape[0]) for group in spans for s in group)
             try:
                 arms = time_arms(dict(arms_of(spans, B, T, H, D, dtype, options.tiny)), options.rounds, warmup)
-            except Exception as error:  # a mask that can not be made loses itself alone
+            except Exception as error:  # a mask that cannot be made does not stop the others
                 arms = {"all": {"failed": told(error)}}
             shown = "  ".join(f"{name} {x['ms']:.2f}" if "ms" in x else f"{name} -" for name, x in arms.items())
             print(f"T {T} D {D} {mask}, documents {kind}: {shown} ms", flush=True)

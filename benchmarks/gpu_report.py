@@ -1,4 +1,4 @@
-"""From the JSON lines of gpu.py a page: the machine, the tests, every number, and what of the goals is reached.
+"""Turns the JSON lines of gpu.py into a page: the machine, the tests, every number, and which goals are reached.
 
 python benchmarks/gpu_report.py FOLDER
 """
@@ -74,7 +74,7 @@ def shapes_table(lines: Lines) -> str:
 
 
 def speeds(of: dict[str, Lines], machine: dict) -> list[str]:
-    """Lines of SPEEDS: of every shape of attention the least ratio of flex to triton."""
+    """Lines of SPEEDS: for every shape of attention, the smallest ratio of flex to triton."""
     ratios: dict[tuple, list[float]] = {}
     for line in of.get("attention", []):
         flex, triton = ms(line, "flex"), ms(line, "triton")
@@ -88,7 +88,7 @@ def speeds(of: dict[str, Lines], machine: dict) -> list[str]:
 
 
 def goals(of: dict[str, Lines]) -> list[list[Any]]:
-    """(what, asked, measured, reached) of every goal whose numbers are there."""
+    """(what, asked, measured, reached) of every goal; numbers may be missing."""
     attention = of.get("attention", [])
 
     def at(mask: str, documents: str, D: int = 64, arm: str = "triton", T: int = 4096) -> float | None:
@@ -164,7 +164,7 @@ def record_table(lines: Lines) -> str:
 
 
 def _flat(line: dict) -> dict[str, str]:
-    """One cell a number: of arms their medians, of floats four digits."""
+    """One cell per number: the medians of arms, and floats with four digits."""
     cells = {}
     for key, value in line.items():
         if key == "arms":

@@ -1,14 +1,14 @@
-"""Which tiles the fused kernels are fastest with on this device: each candidate in place of the shipped one.
+"""Which tiles make the fused kernels fastest on this device: each candidate in place of the shipped one.
 
     python benchmarks/gpu.py --shapes --out FOLDER        compiles side by side, then times
     python benchmarks/gpu_shapes.py --out shapes.jsonl [--masks causal] [--widths 64] [--rounds 10] [--tiny]
 
 One kernel is varied at a time; a forward is timed alone, a backward with the other kernel's shipped tiles. Without
-documents, T 4,096, 16,384 tokens a call, 768 channels, bfloat16. What a candidate computes is held against what the
-shipped tiles compute: `off` is the largest difference over the largest value.
+documents, T 4,096, 16,384 tokens a call, 768 channels, bfloat16. The result of a candidate is compared with
+that of the shipped tiles: `off` is the largest difference over the largest value.
 
-Candidates: what the compiler keeps in registers, or nearly, with two or three programs on a multiprocessor in place of
-one. The best go into `HALF` of tandem/nn/attention_triton.py.
+Candidates are shapes that fit in registers, or nearly, with two or three programs on a multiprocessor instead of one.
+The best go into `HALF` of tandem/nn/attention_triton.py.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python benchmarks/head.py [--pairs 20] [--dtype bfloat16] [--out results.jsonl]
 
-8,192 positions, width 512, vocabulary 32,000, on random targets. `eight` asks the next eight tokens of each position,
-as superposition's bags do: chunked they share one log-sum-exp; in the paper's listing (arXiv 2605.06546) they share
-float32 logits, and each has a cross-entropy of its own. Time: interleaved pairs in one process. Memory: growth over
-the process before the step, one process an arm.
+8,192 positions, width 512, vocabulary 32,000, on random targets. `eight` predicts the next eight tokens at each
+position, as superposition's bags do: in the chunked head they share one log-sum-exp; in the paper's listing (arXiv
+2605.06546) they share float32 logits, and each has its own cross-entropy. Time: interleaved pairs in one process.
+Memory: growth of a process from before the step, one process per arm.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def step_of(arm, dtype):
 
 
 def extra_memory(arm, dtype):
-    """Bytes that the process grows by over one step, gradients included."""
+    """Bytes by which the process grows over one step, gradients included."""
     return growth(step_of(arm, dtype))
 
 

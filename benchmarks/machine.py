@@ -1,11 +1,11 @@
-"""What every benchmark shares: which machine this was, and two ways of doing one thing compared in pairs.
+"""What all benchmarks share: a description of the machine, and comparisons of two ways of doing one thing in pairs.
 
     print(header())
     records = [compare("dense / tiled, T 2048", dense, tiled, pairs=20)]
     write("results.jsonl", records)
 
-The two runs of a pair follow each other, in alternating order, so that whatever else the machine does hits both; the
-result is the median of the pairs' ratios between its quartiles, never the ratio of two averages.
+The two runs of a pair follow each other, in alternating order, so that whatever else the machine does affects both;
+the result is the median of the pairs' ratios with its quartiles, never the ratio of two averages.
 """
 
 import json
@@ -75,12 +75,12 @@ def compare(
 
 
 def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
-    """Milliseconds of each arm, median and quartiles over interleaved rounds; an arm that fails says how, of whatever
-    it fails: the errors of Triton's compiler, say, are no RuntimeErrors. Each is timed once as soon as it is warm, so
-    what has been timed before an arm breaks the device keeps a number.
+    """Milliseconds of each arm, median and quartiles over interleaved rounds. An arm that fails reports its error,
+    whatever its type: those of Triton's compiler, say, are not RuntimeErrors. Each arm is timed once as soon as it is
+    warm, so those timed before an arm breaks the device keep a number.
 
-    On CUDA by the device's own clock, which starts when the host is AHEAD by so many cycles: as in a run, a device that
-    has work queued does not wait for what the host does before it launches a kernel.
+    On CUDA by the device's own clock, which starts when the host is AHEAD cycles ahead: as in a run, a device that has
+    work queued does not wait for the host to launch a kernel.
     """
     times, failed = {name: [] for name in arms}, {}
     on_device = torch.cuda.is_available()
@@ -93,8 +93,8 @@ def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) 
                 if rounds:
                     times[name].append(_device_ms(run) if on_device else 1e3 * _time(run, time.perf_counter))
                 elif on_device:
-                    torch.cuda.synchronize()  # what fails on the device says so here, not in the arm that comes next
-            except Exception as error:  # one arm that cannot do it loses itself alone
+                    torch.cuda.synchronize()  # errors on the device are raised here, not in the next arm
+            except Exception as error:  # an arm that fails does not stop the others
                 failed[name] = {"failed": told(error)}
     quartiles = {name: statistics.quantiles(x, n=4) if len(x) > 1 else x * 3 for name, x in times.items() if x}
     return failed | {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()}
@@ -118,17 +118,17 @@ def told(error: Exception) -> str:
 
 
 def compile_each_shape() -> None:
-    """Every shape gets a graph of its own, as the one shape of a run does, and as many as there are.
+    """Compiles a separate graph for every shape, as for the one shape of a run, and for up to 64 shapes.
 
-    Left alone, the second shape of a process is compiled for all sizes, so that what is timed, and what is found in
-    the compilers' caches, hangs on what came before; and from the ninth on FlexAttention runs uncompiled, in silence.
+    By default, the second shape of a process is compiled for all sizes, so what is timed, and what is found in the
+    compilers' caches, depends on what came before; and from the ninth on FlexAttention silently runs uncompiled.
     """
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.recompile_limit = 64
 
 
 def append(path: Path, record: dict) -> None:
-    """Adds a line, at once: what has been measured outlives whatever happens next."""
+    """Adds a line at once, so that what has been measured survives whatever happens next."""
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
 

@@ -1,7 +1,7 @@
-"""The step that a careful person writes by hand: the yardstick for the trainer's time, memory and losses.
+"""A training step as a careful person would write it by hand: the yardstick for the trainer's time, memory and losses.
 
-The house's decoder (RMSNorm, SwiGLU, RoPE on adjacent pairs, tied table) with SDPA's causal flag and
-F.cross_entropy over all logits, compiled per block, AdamW and clipping. It shares no code with the package.
+The package's decoder (RMSNorm, SwiGLU, RoPE on adjacent pairs, tied table) with SDPA's causal flag and
+F.cross_entropy over all logits, compiled per block, AdamW and clipping. It shares no code with it.
 """
 
 import math

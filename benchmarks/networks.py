@@ -2,8 +2,8 @@
 
     python benchmarks/networks.py [--networks sps] [--context 1024] [--pairs 20] [--eager] [--out results.jsonl]
 
-3 M parameters beside a table of 4,096 ids (8 blocks, C 176, 4 heads), 4,096 tokens of text a step in rows of one
-document, bfloat16 where the device has it, compiled per block; the needed ratio is the one of `cost`. Generation is
+3 M parameters besides a table of 4,096 ids (8 blocks, C 176, 4 heads), 4,096 tokens of text a step in rows of one
+document, bfloat16 where the device has it, compiled per block; the needed ratio is that of `cost`. Generation is
 float32: a prompt of 512 tokens, then eight steps from there. Interleaved pairs in one process.
 """
 
@@ -46,7 +46,7 @@ def training(name, settings, context, pairs, is_compiled):
 
 
 def generating(name, settings, rows, pairs):
-    """Times of a prompt and of eight steps after it, each eight going on where the last ended."""
+    """Times of a prompt and of eight steps after it; each eight continue where the last eight ended."""
     networks = [built(name, 1024, **settings), built("decoder", 1024)]
     prompts = torch.randint(VOCABULARY, (rows, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
     held = [network.session(rows) for network in networks]

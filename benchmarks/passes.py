@@ -2,20 +2,20 @@
 
     python benchmarks/passes.py [--pairs 20] [--only step memory streaming decode] [--out results.jsonl]
 
-step       Five passes over one, with recomputation of passes and without. 3 M parameters beside the table (3 blocks,
+step       Five passes over one, with recomputation of passes and without. 3 M parameters besides the table (3 blocks,
            C 256; one wide block, C 400), 4,096 tokens a step in rows of 256, bfloat16 products, compiled per block.
-           Required: time at most 5.0 (one block 5.5); recomputed 6.5 (7.0). Beside it the FLOPs needed.
-memory     Growth of a process of its own over its first two steps, the network built before. Required of five
-           passes, recomputed, over one: 1.5, with an allocator that gives back what is freed. glibc's own keeps it,
-           in pieces that the next pass cannot always use; what a process then grows by stands beside it.
+           Required: time at most 5.0 (one block 5.5); recomputed 6.5 (7.0). Also shown: the FLOPs needed.
+memory     Growth of a separate process over its first two steps, after the network is built. Required of five passes,
+           recomputed, over one: 1.5, with an allocator that returns what is freed. glibc's own keeps it, in pieces
+           that the next pass cannot always use; the growth with it is also shown.
 streaming  The same networks, float32, 256 tokens: logits of a session, token by token, against those of reading the
-           whole prefix in as many passes as it has tokens, and one. Required: equal to 1e-5. Beside it those of as many
-           passes as the corrections take to move by no more than the tolerance of 1e-5.
+           whole prefix in as many passes as it has tokens, plus one. Required: equal to 1e-5. Also shown: those of as
+           many passes as the corrections take to move by no more than the tolerance of 1e-5.
 decode     A token of the paper's one wide block (C 2,048) over one of its six plain blocks (C 1,088), vocabulary of
-           32,000, float32, batch 1, after a prompt of 16; beside it the bytes of weights that each has to read.
+           32,000, float32, batch 1, after a prompt of 16; also shown: the bytes of weights that each must read.
 
-Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time tells of the neighbours. On a
-GPU it is benchmarks/gpu.py that measures.
+Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time depends on other processes.
+On a GPU, use benchmarks/gpu.py.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def decode(options) -> list[dict]:
         own: dict[str, Any] = {**BLOCK, **shape, "heads": 16} | ({"width": 64} if options.tiny else {})
         model = cls(cls.Config(**own), vocabulary, context, torch.Generator().manual_seed(0))
         parameters = model.cost().parameters
-        read.append(4 * (sum(parameters.values()) - parameters["embedding"]))  # of the table, a row
+        read.append(4 * (sum(parameters.values()) - parameters["embedding"]))  # only a row of the table is read
         session = model.session(1)
         session.prefill([list(range(PROMPT))])
         runs.append(lambda session=session: _go_on(session.fork()))

@@ -1,13 +1,13 @@
-"""Pointer chasing by one recurrent block and by plain decoders of several: the staircase.
+"""Pointer chasing by one recurrent block and by plain decoders of one block or more: the staircase.
 
     python benchmarks/pointer_chasing.py --measure
     python benchmarks/pointer_chasing.py --out docs/results/pointer_chasing [--size small] [--arms bptt,1,2,4]
 
 An arm is `bptt` or `passes` (one context-ready block, trained through time or in five passes) or a number: a plain
-decoder of so many blocks. Each trains with Adam on fresh rows until all columns are solved (accuracy of 0.99 on 256
-fresh rows), or for `--steps` steps. The folder gets a line for every arm as it ends (record.jsonl), and the table and
-picture of all lines so far; an arm that has its line is not run again. On a CPU one thread works, and time is its
-CPU time. `--measure` takes five steps of every arm and says how long all would take at most.
+decoder with that many blocks. Each trains with Adam on fresh rows until all columns are solved (accuracy of 0.99 on 256
+fresh rows), or for `--steps` steps. When an arm ends, it adds a line to record.jsonl in the folder, and table and
+picture show all lines so far; an arm with a line is not run again. On a CPU one thread is used, and time is its
+CPU time. `--measure` times five steps of every arm and prints how long each arm would take at most.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def build(arm, size, seed):
 
 
 def run(arm, options):
-    """Trains an arm: its record, with the accuracies by column at every look."""
+    """Trains an arm; returns its record, with the accuracies by column at every check."""
     network, task, lr = build(arm, options.size, options.seed)
     began, curve = time.process_time(), []
 
@@ -68,7 +68,7 @@ def named(arm):
 
 
 def columns(record):
-    """What is asked: the levels from 0, and the last query."""
+    """Names of the columns: the levels from 0, and the last query."""
     return [*(f"L{level}" for level in range(len(record["accuracies"]) - 1)), "last"]
 
 

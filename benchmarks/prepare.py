@@ -4,7 +4,7 @@
 
 A BPE of 4,096 trained on the texts is always measured, other tokenizers on request. A ratio of 1 would mean that
 reading, splitting, counting bytes and writing cost nothing. Interleaved pairs, one process each; the ratio per CPU
-second stands beside the one by the clock, because it hardly feels what else the machine is doing.
+second is printed beside the wall-clock ratio, because it hardly depends on what else the machine is doing.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Training steps to time and to weigh: a network and batches made from a step's number, stepped as a run steps them.
+"""Training steps, to measure time and memory: a network, batches by step number, and steps taken as in a run.
 
 steps = Steps(network, lambda step: one_document(4096, 16, 256, step))
 steps(0)                            the loss of a step
@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Steps:
-    """What `take_step` needs of a run."""
+    """The parts of a run that `take_step` needs."""
 
     ranks = ALONE
 
@@ -71,7 +71,7 @@ def one_document(vocabulary: int, rows: int, context: int, step: int) -> Batch:
 
 
 def growth(run: Callable[[], object]) -> int:
-    """Bytes by which this process, or the device's memory, grows at most while `run` runs."""
+    """Peak growth in bytes of this process, or of the device's memory, while `run` runs."""
     if DEVICE.type == "cuda":
         before = torch.cuda.memory_allocated()
     else:

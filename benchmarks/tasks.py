@@ -1,9 +1,9 @@
-"""Tasks of the harness at several batch sizes, by Tandem's adapter and by the exported model: are the numbers the same?
+"""Harness tasks at several batch sizes, by Tandem's adapter and by the exported model: are the numbers the same?
 
     TANDEM_DATA=FOLDER python benchmarks/tasks.py runs/plain/model runs/sps/model [--limit 200] [--out FILE]
 
-Every way answers the same items. The first way is the adapter at the first batch size; of every other is told how far
-a log-likelihood of any item is from the first's at most, and how many items or metrics differ: none, where all is well.
+Every way answers the same items. The first way is the adapter at the first batch size; every other one shows its
+largest difference from the first in an item's log-likelihood, and how many items or metrics differ: ideally none.
 """
 
 import argparse

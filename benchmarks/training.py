@@ -2,9 +2,9 @@
 
     python benchmarks/training.py [--pairs 20] [--out results.jsonl]
 
-3 M parameters beside the table, 4,096 tokens a step in rows of 256, one document a row.
-Time: interleaved pairs in one process, compiled per block. Memory: growth over the process before its first step, one
-process an arm, not compiled. Losses: 200 steps in float32 on the same batches from the same weights, not compiled.
+3 M parameters besides the table, 4,096 tokens a step in rows of 256, one document a row.
+Time: interleaved pairs in one process, compiled per block. Memory: growth of a process from before its first step, one
+process per arm, not compiled. Losses: 200 steps in float32 on the same batches from the same weights, not compiled.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def times(pairs):
 
 
 def memory(arm):
-    """Bytes that this process grew by over its first two steps, everything built before."""
+    """Bytes by which this process grew over its first two steps, after everything was built."""
     step = ours = trainer(32_000, torch.bfloat16, compiled=False)
     if arm == "hand":
         step = Hand(ours, 32_000, torch.bfloat16, compiled=False)

@@ -1,4 +1,4 @@
-"""Text to train on, made here: sentences of common words in which the next word can be learned."""
+"""Generated text to train on: sentences of common words in which the next word can be learned."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ WORDS = SENTENCE.split()
 
 
 def pytest_collection() -> None:
-    """All that a recipe can name is registered where tests run; the process that deals them out does not wait."""
+    """Registers all that a recipe can name where tests run; the process that distributes them does not wait for it."""
     cli._fill()
 
 
@@ -49,7 +49,7 @@ def small_corpus(texts, tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def trained(small_corpus, tmp_path_factory) -> Path:
-    """The folder of a finished run, to be asked, not changed."""
+    """The folder of a finished run, to be read, not changed."""
     runs = tmp_path_factory.mktemp("trained")
     shape = ["budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
     done = typed.tandem("train", "decoder/tiny", "--run", "mine", "--runs", runs, *shape, *small_corpus)

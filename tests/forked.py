@@ -20,8 +20,8 @@ PLOTS = ["matplotlib.backends.backend_agg"]
 
 
 def forked(log: Path, target: Callable, *arguments, env: Mapping[str, object] | None = None) -> BaseProcess:
-    """A process that runs `target(*arguments)` on one thread; what it prints lies in `log`."""
-    os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it is told of sys.path
+    """A process that runs `target(*arguments)` on one thread; its output goes to `log`."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it gets sys.path
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*CHECKPOINTS, *COMMANDS, *PLOTS])
     given = {key: str(value) for key, value in (env or {}).items()}
@@ -45,7 +45,7 @@ def _begin(env: dict[str, str], log: Path, target: Callable, arguments: tuple) -
 
 
 class Forked:
-    """In the place of subprocess.Popen: `python -m tandem ...` by a fork of this process."""
+    """Stands in for subprocess.Popen: runs `python -m tandem ...` in a fork of this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, env, start_new_session, preexec_fn):
         assert command[1:3] == ["-m", "tandem"] and start_new_session

@@ -1,1 +1,1 @@
-"""Comparing runs: what they cost, what they reached, and whether the difference is one."""
+"""Comparing runs: what they cost, what they reached, and whether the difference is significant."""

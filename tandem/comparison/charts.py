@@ -1,7 +1,7 @@
-"""Charts as SVG text: small, sharp, and in the colours of the page they stand on.
+"""Charts as SVG text: small, sharp, and in the colours of their page.
 
-Drawn by hand, because a page needs three kinds and wants them to follow its light or dark colours, which a picture that
-is drawn in advance cannot. Classes are styled by report.html: `arm-0`, `arm-1`, ... give the colours of the arms.
+Written by hand: a report needs only three kinds, and they must follow the page's light or dark colours, which an image
+file cannot. report.html styles the CSS classes; `arm-0`, `arm-1`, ... give the colours of the arms.
 Coordinates are CSS pixels of a picture `WIDTH` wide, which the page scales.
 """
 
@@ -19,7 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
 
 
 class Line(NamedTuple):
-    """Of one arm: a line for its mean, thin ones for its runs."""
+    """The curves of one arm: a line for its mean, thin lines for its runs."""
 
     name: str
     arm: int
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
-    """Against a logarithmic x where that spans more than a factor of 8."""
+    """Lines over x, whose axis is logarithmic where x spans more than a factor of 8."""
     points = [point for line in lines for run in [line.mean, *line.runs] for point in run if math.isfinite(point[1])]
     if not points:
         return ""
@@ -65,7 +65,7 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
 
 
 def dot_chart(rows: Sequence[Row], x_label: str) -> str:
-    """A row for each arm, around zero."""
+    """A row of dots for each arm, on an axis that includes zero."""
     values = [0.0, *(x for row in rows for x in (row.mean, row.low, row.high, *(dot for _, dot in row.dots)))]
     low, high = _padded(*(f(x for x in values if math.isfinite(x)) for f in (min, max)))
     width, step = 600, 56
@@ -88,7 +88,7 @@ def dot_chart(rows: Sequence[Row], x_label: str) -> str:
 
 
 def histogram(values: np.ndarray, arm: int, x_label: str, bins: int = 40) -> str:
-    """Around zero; what lies beyond the middle 98 % stands in the outermost bars."""
+    """A histogram centred on zero; values beyond the middle 98 % are counted in the outermost bars."""
     finite = values[np.isfinite(values)]
     reach = float(np.abs(np.quantile(finite, [0.01, 0.99])).max()) if len(finite) else 0.0
     if reach == 0:
@@ -110,7 +110,7 @@ def histogram(values: np.ndarray, arm: int, x_label: str, bins: int = 40) -> str
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from `low` to `high`, about so many."""
+    """Round numbers from `low` to `high`; `about` is their approximate number."""
     step = (high - low) / about
     size = 10 ** math.floor(math.log10(step))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * 0.99)
@@ -118,7 +118,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every power of ten between; 1 alone where these would be many."""
+    """1, 2 and 5 times each power of ten in the range; only the powers themselves where that gives more than six."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
     found = [tick for tick in found if low <= tick <= high]

@@ -1,4 +1,4 @@
-"""The folder of a study: what has been done of it, read off the folders of its runs.
+"""The folder of a study: what has been done so far, read from the folders of its runs.
 
     studies/shapes/
         study.yaml                  all that decides results
@@ -8,7 +8,7 @@
         results.jsonl               one line a finished run
         table.txt, report.html
 
-All but study.yaml is told by the runs alone: results.jsonl, table and report are made anew from them.
+Apart from study.yaml, the runs are the only record: results.jsonl, table and report are rebuilt from them.
 """
 
 import json
@@ -34,20 +34,20 @@ from tandem.training.run import Run
 from tandem.training.sinks import as_line
 
 FREE = ("title", "question")
-"""Keys of a study that decide nothing."""
+"""Keys of a study that do not affect its results."""
 GROWING = ("seeds", "rates", "targets")
-"""Keys of a study to whose lists more may be added."""
+"""Keys of a study whose lists may grow."""
 
 
 class StudyFolder:
-    """What has been done of a study, read off its folder."""
+    """What a study has done so far, read from its folder."""
 
     def __init__(self, study: Study, path: Path):
         self.study, self.path, self.runs, self.processes = study, path, path / "runs", path / "processes"
         self._results: dict[Job, Result] = {}
 
     def open(self) -> None:
-        """Makes the folder, or finds this study in it. Raises: UserError where it holds another one."""
+        """Creates the folder, or checks that it holds this study. Raises: UserError where it holds another one."""
         file, asked = self.path / "study.yaml", self.study.to_yaml()
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class StudyFolder:
             replace_file(file, asked.encode())
 
     def _alone(self):
-        """While this is held no other command writes what belongs to all runs."""
+        """While this lock is held, no other command writes the files that all runs share."""
         return locked(self.processes / "study.lock")
 
     def finished(self, job: Job) -> bool:
@@ -72,7 +72,7 @@ class StudyFolder:
         return json.loads(file.read_bytes()) if file.exists() and not self.finished(job) else None
 
     def settled(self, job: Job) -> bool:
-        """Finished, or a trial that has told enough: a rate at which the loss is not finite is not the best one."""
+        """Finished, or a trial that diverged: a rate at which the loss is not finite cannot be the best."""
         error = self.error(job)
         return self.finished(job) or (job.trial and error is not None and error["diverged"])
 
@@ -83,9 +83,9 @@ class StudyFolder:
         return self._results[job]
 
     def chosen(self) -> dict[str, float | None]:
-        """The learning rate of each arm whose trials have all been made; None: that of its recipe.
+        """The best learning rate of each arm whose trials are all settled; None: that of its recipe.
 
-        By nats with sentence ends, where the arm is told of them: so no choice turns on another arm, made or to come.
+        Best by nats, those of sentence ends included where the arm is given them: no choice depends on another arm.
         """
         if not self.study.rates:
             return dict.fromkeys(self.study.layers)
@@ -101,22 +101,22 @@ class StudyFolder:
 
     @property
     def size(self) -> int:
-        """Runs of the whole study, trials included."""
+        """Number of runs in the whole study, trials included."""
         return len(self.study.layers) * (len(self.study.seeds) + len(self.study.rates))
 
     @property
     def done(self) -> int:
-        """Runs from which nothing more is to come."""
+        """Number of runs that are settled."""
         return sum(map(self.settled, self.jobs()))
 
     def newest_step(self, job: Job) -> dict[str, Any] | None:
-        """The newest step on the record of a run."""
+        """The newest step record of a run; None where there is none."""
         return next(reversed(RunFolder(self.runs / job.name).records("step")), None)
 
     def seconds_left(self, begun: Mapping[Job, float]) -> float | None:
-        """What is left to do, by the time that finished runs of the same arm, or else of any, took.
+        """Time left, one run after another, estimated from finished runs of the same arm, or else of any arm.
 
-        `begun`: runs at work, with the share of them that is done. None where nothing is finished yet.
+        `begun`: runs in progress, with the fraction of each that is done. None where no run is finished yet.
         """
         took: dict[str, list[float]] = {arm: [] for arm in self.study.layers}
         for job in filter(self.finished, self.jobs()):
@@ -132,7 +132,7 @@ class StudyFolder:
         return left - sum(mean[job.arm] * self.study.part(job) * share for job, share in begun.items())
 
     def jobs(self) -> list[Job]:
-        """All that are known by now, in the order in which they are done."""
+        """All jobs known so far, in the order in which they run."""
         return [*self.study.trials(), *self.study.runs(self.chosen())]
 
     def results(self) -> list[Result]:
@@ -147,14 +147,14 @@ class StudyFolder:
         return Summary.of(self.study, self.results(), diverged, ended)
 
     def write(self) -> Path:
-        """Writes what is finished in all forms; returns the path of the report."""
+        """Writes results.jsonl, table and report of the finished runs; returns the path of the report."""
         with self._alone():
             summary = self.summary()  # under the lock, or an older report could replace a newer one
             replace_file(self.path / "results.jsonl", b"".join(as_line(r.as_numbers()) for r in self.results()))
             return write_report(summary, self.path)
 
     def missing(self) -> list[str]:
-        """Why what is not finished is not, a line each."""
+        """The reasons why results are missing, one line each."""
         lines = []
         for job in self.jobs():
             error = self.error(job)
@@ -196,7 +196,7 @@ class StudyFolder:
         return columns(rows)
 
     def _price(self, arm: str) -> str:
-        """Of one run of an arm."""
+        """The cost of one run of an arm, in words."""
         recipe = self.study.recipe([*self.study.trials(), *self.study.runs({arm: None})][-1])
         try:
             run = Run(recipe, prepared(recipe))
@@ -206,7 +206,7 @@ class StudyFolder:
 
 
 def _require_same_study(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    """More arms, seeds, rates or targets only add runs. Raises: UserError naming everything else that differs."""
+    """Further arms, seeds, rates and targets change no existing run. Raises: UserError naming all other differences."""
 
     def entries(study: dict[str, Any]) -> dict[str, Any]:
         return {key: study[key] for key in study if key != "arms"} | {

@@ -1,6 +1,6 @@
 """A grid of studies: the same arms at several sizes and budgets, to see how loss falls with both.
 
-    title: How far do two streams go?                  # a study as any other,
+    title: How far do two streams go?                  # a study like any other,
     question: ...
     recipe: decoder/tiny
     arms:
@@ -8,15 +8,15 @@
       sps: {recipe: sps/tiny}
     baseline: decoder
     seeds: [1]
-    grid:                                              # which does not say what its runs may spend
-      sizes:                                           # what lies on top of the study for each size: any keys of it
+    grid:                                              # but without a budget
+      sizes:                                           # for each size, any keys of the study, to override it
         w32: {overrides: {network.width: 32}}
         w64: {overrides: {network.width: 64}, seeds: [1, 2, 3]}
       budgets: [1e6 tokens, 2e6 tokens, 4e6 tokens]
 
-A cell is a study of its own in a folder of its own, studies/<grid>/<size>-<budget>, with its report. So what is there
-is not run again, sizes and budgets may be added or taken out at any time, and many machines share the cells as they
-share the runs of a study. From all cells together comes the report of scaling (scaling_report.py).
+Each cell is a separate study with its own folder, studies/<grid>/<size>-<budget>, and report. So finished runs are not
+repeated, sizes and budgets can be added or removed at any time, and several machines can share the cells as they share
+the runs of a study. All cells together give the scaling report (scaling_report.py).
 """
 
 import functools
@@ -42,14 +42,14 @@ from tandem.training.display import say
 
 
 class GridKeys(Settings):
-    """What `grid` says in the file of a study."""
+    """The `grid` section of a study file."""
 
     sizes: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
-    """By the name of a size, what lies on top of the study there."""
+    """For each size, by name, the keys of the study that it overrides."""
     budgets: Annotated[list[str], Field(min_length=1)]
     """What each run of a cell may spend, such as [1e6 tokens, 2e6 tokens]."""
     rows: Literal["study", "rule"] = "study"
-    """Rows of a step: what the study says, or those of `rows_by_rule` for the baseline (budgets in tokens)."""
+    """Rows of a step: as in the study, or by `rows_by_rule` for the baseline (budgets in tokens)."""
 
     @field_validator("budgets")
     @classmethod
@@ -59,12 +59,12 @@ class GridKeys(Settings):
 
 @dataclass(frozen=True)
 class Grid:
-    """Studies by the folder of their cell; a plain study is a grid of one, whose folder is the grid's own."""
+    """Studies by cell folder; a plain study is a grid of one cell, in the grid's own folder."""
 
     name: str
     cells: dict[str, Study]
     sizes: dict[str, str]
-    """Of each cell, the size; empty for a plain study."""
+    """The size of each cell; empty for a plain study."""
 
 
 def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
@@ -72,7 +72,7 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
 
     Args:
         reference: a path, or a name such as shapes (studies/shapes among the recipes).
-        overrides: KEY=VALUE; a key of the study, or `section.key` of a recipe, which then holds for every arm.
+        overrides: KEY=VALUE; a key of the study, or `section.key` of a recipe, which then applies to every arm.
     Raises: UserError with one line for each problem.
     """
     problems = Problems()
@@ -110,12 +110,12 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
         reason = "rates at some sizes alone: their trials keep half of the held-out text; give all sizes rates, or none"
         problems.add(grid.origin, f"grid.sizes: {reason}")
     problems.raise_any()
-    require_one_text({sizes[name]: study for name, study in cells.items()})  # budgets change no text
+    require_one_text({sizes[name]: study for name, study in cells.items()})  # budgets do not change it
     return Grid(path.stem, cells, sizes)
 
 
 def compare(grid: Grid, path: Path, processes: int = 1) -> None:
-    """Does what the cells lack (`runner.compare`), cell by cell, then writes and shows the report of scaling.
+    """Runs what is missing (`runner.compare`), cell by cell, then writes and shows the scaling report.
 
     Raises: UserError; Failed after all else is done; StudyStopped.
     """
@@ -126,7 +126,7 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
         except runner.Failed as error:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
-        with locked(path / ".lock"):  # the last of several commands to come here knows most
+        with locked(path / ".lock"):  # of several commands, the last one here knows most
             found = [
                 Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results(), study)
                 for name, study in grid.cells.items()
@@ -147,8 +147,8 @@ def status(grid: Grid, path: Path) -> str:
 def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:
     """Rows of a step for a network of N = 12 C^2 L parameters that reads D tokens in rows of `context`.
 
-    96 (N / 5e6)^0.4, rounded up to 32 and held within 32 .. 1024, and few enough for 500 steps. Source: Block-Based
-    Double Decoders, the authors' code.
+    96 (N / 5e6)^0.4, rounded up to a multiple of 32, within 32 .. 1024, and few enough for 500 steps. Source:
+    Block-Based Double Decoders, the authors' code.
     """
     wanted = -(-(96 * (parameters / 5e6) ** 0.4) // 32) * 32
     most = tokens // (500 * context) // 32 * 32
@@ -156,7 +156,7 @@ def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:
 
 
 def _rows(study: Study) -> int:
-    """By the rule, for the hidden matrices of the baseline."""
+    """Rows by the rule, for the parameters in the hidden matrices of the baseline."""
     recipe = study.recipe(next(job for job in study.runs(dict.fromkeys(study.layers)) if job.arm == study.baseline))
     with torch.device("meta"):
         network = recipe.choice("network")(recipe.network, vocabulary=1, context=recipe.batch.context)

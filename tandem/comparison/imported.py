@@ -1,6 +1,6 @@
-"""A decoder that others trained, as a run: to be judged, converted, gone on with and compared like any other.
+"""A decoder trained elsewhere, imported as a run: to evaluate, convert, train further and compare like any other.
 
-Its recipe is the given one, with the network and the tokenizer of the folder; its weights are the checkpoint of step 0.
+Its recipe is the given one with the network and tokenizer of the folder; its weights are the checkpoint of step 0.
 """
 
 import json
@@ -16,7 +16,7 @@ from tandem.training.parallel import ALONE
 
 
 def import_run(source: Path, reference: str, overrides: Sequence[str], path: Callable[[Recipe], Path]) -> str:
-    """Makes the run `path(recipe)` of the decoder in `source`, trained by no step yet; says where it lies.
+    """Creates the run `path(recipe)` from the decoder in `source`, at step 0; returns a line that says where it is.
 
     Raises: UserError as `load_foreign` and `load` do, and where there is a run already.
     """
@@ -29,7 +29,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     target = path(recipe)
     if target.exists():
         raise UserError(f"{target}: exists already; give the run another name with --run")
-    run = built(recipe, None, ALONE)  # what can be refused is refused before a folder is made
+    run = built(recipe, None, ALONE)  # fails, if it must, before a folder is made
     run.network.start_from(network)
     with RunFolder.start(target, recipe.to_yaml()) as folder:
         saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)

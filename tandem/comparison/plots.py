@@ -1,7 +1,7 @@
 """Loss curves: as a picture, and as one line of text for a terminal.
 
-The curve is the run's record (training/observers.py): records of kind "step" against the tokens trained on, thin as
-they are and thick smoothed, and records of kind "likelihood", the ruler on held-out text, as points.
+The data are the run's records (training/observers.py): records of kind "step" against the tokens trained on, raw as a
+thin line and smoothed as a thick one, and records of kind "likelihood", measured on held-out text, as points.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
 
 
 def smoothed_by_name(names: Sequence[str], losses: Sequence[float]) -> np.ndarray:
-    """`losses` smoothed, those before a step whose loss has another name apart from those after it."""
+    """`losses` smoothed, separately for each stretch of steps whose loss has one name."""
     cuts = [place for place in range(1, len(names)) if names[place] != names[place - 1]]
     return np.concatenate([smoothed(part) for part in np.split(np.array(losses, dtype=float), cuts)])
 
 
 @contextlib.contextmanager
 def picture(path: Path) -> Iterator[Any]:
-    """The axes of a picture that is written as a PNG at the end. Raises: UserError where matplotlib is missing."""
+    """Axes to draw on, written as a PNG at the end. Raises: UserError where matplotlib is missing."""
     figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
     yield axes
@@ -55,7 +55,7 @@ def picture(path: Path) -> Iterator[Any]:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Means over a fiftieth of `values` around each; at the ends over what there is. A running mean would lag."""
+    """Centred means over a fiftieth of `values`, with shorter windows at the ends. A trailing mean would lag."""
     window = np.ones(len(values) // 50 | 1)
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 

@@ -1,7 +1,7 @@
-"""One recipe from beginning to end: prepare, plan, train, judge, show.
+"""One recipe from beginning to end: prepare, plan, train, evaluate, show.
 
-Every part is done once and found again: the prepared corpus, the plan, the checkpoint, the result. So the same call
-goes on where it was interrupted, and on a finished run shows the result at once.
+The outcome of each part is stored: the prepared corpus, the plan, the checkpoint, the result. So the same call resumes
+where it was interrupted, and shows the result of a finished run at once.
 """
 
 import io
@@ -39,13 +39,13 @@ from tandem.training.run import Run
 
 
 def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
-    """Trains `recipe` in the folder `path`, or goes on there, and judges it; returns the result, which is also there.
+    """Trains `recipe` in the folder `path`, or resumes there, and evaluates it; stores the result there and returns it.
 
-    Of several processes the first alone writes, prints and returns the result.
+    Of several processes, only the first writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
     TERMINAL.quiet = not ranks.is_first
-    # What can be refused is refused before a folder is made.
+    # Checks that can fail come before a folder is made.
     ranks.first(lambda: Log.require(recipe.log))
     run = None if ranks.first(path.exists) else require_samples(built(recipe, None, ranks, fresh=True))
     with ranks.together():
@@ -68,7 +68,7 @@ def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any]
 
 
 def plan(recipe: Recipe) -> str:
-    """What `pretrain` would do, cost and take, and where every value of the recipe comes from."""
+    """What `pretrain` would do, its cost and duration, and where every value of the recipe comes from."""
     run = Run(recipe, prepared(recipe))
     run.require_steps()
     lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
@@ -77,7 +77,7 @@ def plan(recipe: Recipe) -> str:
 
 
 def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) -> Run:
-    """The run at step 0; its corpus is prepared by one process of each machine, while the others wait for a lock."""
+    """The run at step 0. One process per machine prepares its corpus while the others wait for a lock."""
     with ranks.together():
         corpus = prepared(recipe)
     run = Run(recipe, corpus, steps, ranks, fresh)
@@ -88,21 +88,21 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
 
 
 def require_splitter(recipe: Recipe) -> None:
-    """Raises: UserError where the network reads sentences, and what finds them, in prompts too, is not installed."""
+    """Raises: UserError where the network reads sentences and their splitter, needed for prompts too, is missing."""
     if recipe.choice("network").reads_sentences:
         name, splitter = recipe.value("network.name"), (recipe.corpus.sentences or Segmentation()).splitter
         try:
-            version_of("rules" if splitter == "given" else splitter)  # prompts are given without sentences
+            version_of("rules" if splitter == "given" else splitter)  # prompts come without sentence boundaries
         except UserError as error:
             raise UserError(f"network {name} reads sentences, corpus.sentences.splitter {splitter}: {error}") from error
 
 
 def prepared(recipe: Recipe) -> Corpus:
-    """The corpus of a recipe, and its evaluation texts; under a progress bar where they have to be prepared first."""
+    """The corpus of a recipe; prepares it and the evaluation texts, with a progress bar, where that is not done yet."""
     require_splitter(recipe)
     with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
-    texts = text_stores(recipe, corpus)  # what cannot be read or scored is told before anything is spent
+    texts = text_stores(recipe, corpus)  # report what cannot be read or scored early
     e = recipe.evaluation
     scored_at = {e.final_documents, e.documents if e.every or e.points else e.final_documents}
     asked = [*((corpus.validation, n, e.split) for n in scored_at), *((store, None, "all") for store in texts.values())]
@@ -116,7 +116,7 @@ def prepared(recipe: Recipe) -> Corpus:
 
 
 def require_samples(run: Run) -> Run:
-    """The run itself. Raises: UserError where it could be trained, but not write the texts of its end."""
+    """Returns the run. Raises: UserError where it could be trained, but could not generate its final samples."""
     sampling = run.recipe.sampling
     with run.ranks.together():
         try:
@@ -127,7 +127,7 @@ def require_samples(run: Run) -> Run:
 
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
-    """The run of a folder at step 0, as long as it was planned. Raises: UserError where its text has changed."""
+    """The run of a folder at step 0, with the planned number of steps. Raises: UserError where its text has changed."""
     steps = ranks.first(lambda: json.loads(folder.plan.read_text())["steps"] if folder.plan.exists() else None)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
     run = built(recipe, steps, ranks, fresh)
@@ -159,7 +159,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     keep = recipe.checkpoint
 
     def save() -> None:
-        ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint stands on the record before it
+        ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
         at, progress = run.progress.step, vars(run.progress)
         network, optimiser = run.network, run.optimiser
         checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)
@@ -171,7 +171,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         if judged is None:
             with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
                 found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress, end=True)
-            # First the file, for the record says that it is done.
+            # Write the file first: the record marks it as done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
             ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
         texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
@@ -184,7 +184,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
-        "note": run.note,  # as `noted` says it; empty: this is a language model
+        "note": run.note,  # for `noted`; empty: this is a language model
         "tokens": run.tokens(run.steps),
         "positions": run.view.positions(run.steps),
         "flops": run.flops(run.steps),
@@ -202,25 +202,25 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
 
 
 def _of_the_end(folder: RunFolder, kind: str, run: Run) -> dict[str, Any] | None:
-    """What was recorded already after the last step, of one kind."""
+    """The record of one kind made after the last step; None where there is none yet."""
     return next((record for record in folder.records(kind) if record["step"] == run.steps), None)
 
 
 class Evaluations:
-    """The ruler on some held-out documents, on the way."""
+    """Likelihood of some held-out documents, during training."""
 
     def __init__(self, run: Run, log: Log):
         self.run, self.log, self.config = run, log, run.recipe.evaluation
         self.every = self.config.every or (self.config.points and -(-run.steps // self.config.points))
 
     def after_step(self, step: Step) -> None:
-        if step.step < self.run.steps:  # the end is judged by itself
+        if step.step < self.run.steps:  # the end is evaluated separately
             _, judged = judge(self.run, step.step, self.config.documents)
             self.log.write(judged, noted(self.run.note, in_words(judged)))
 
 
 class Samples:
-    """A few lines of text, on the way."""
+    """A few lines of generated text, during training."""
 
     def __init__(self, run: Run, log: Log):
         self.run, self.log = run, log
@@ -235,7 +235,7 @@ class Samples:
 def judge(
     run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None, end: bool = False
 ) -> tuple[Likelihood, dict[str, Any]]:
-    """Likelihood of held-out documents after `step` steps, and the record of it; at the `end`, in windows, too."""
+    """Likelihood of held-out documents after `step` steps, and its record; at the `end`, also in windows."""
     began = time.perf_counter()
     asked = (run.corpus.validation, documents, run.recipe.evaluation.split, progress)
     found = scored(run, *asked)
@@ -261,7 +261,7 @@ def by_document(found: Likelihood) -> bytes:
 
 
 def decoding(run: Run) -> Decoding:
-    """What it costs to go on with half a context of held-out text for a quarter of one, at most 64 tokens."""
+    """The cost of continuing half a context of held-out text by a quarter of a context, at most 64 tokens."""
     context = run.recipe.batch.context
     prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
     measured = measure_decoding(run.whole_network(), prompt.tolist(), max(1, min(64, context // 4)))
@@ -280,7 +280,7 @@ def judge_texts(run: Run) -> dict[str, Any]:
 
 
 def as_record(found: Likelihood, recipe: Recipe) -> dict[str, Any]:
-    """Sums, what they divide to, and whether only the ends of documents were asked for."""
+    """Sums, their ratios, and whether only what follows the break points of documents was scored."""
     return {
         **({"prefix": True} if recipe.evaluation.prefix else {}),
         "nats_per_token": found.nll,
@@ -294,12 +294,12 @@ def as_record(found: Likelihood, recipe: Recipe) -> dict[str, Any]:
 
 
 def told_boundaries(found: Likelihood) -> dict[str, Any]:
-    """What sentence boundaries were worth to a network that is told of them."""
+    """For a network that is given sentence boundaries: nats per token that include them, and as published."""
     return {"nats_per_token_with_boundaries": found.nll_with_boundaries, "nats_per_token_as_published": found.nll_paper}
 
 
 def noted(note: str, words: str) -> str:
-    """`words` with what the network does at this step of the run in place of reading tokens, one at a time."""
+    """`words`; where the network is no language model yet, with `note`, which says what it has read instead."""
     return f"{words} (one token at a time, after {note})" if note else words
 
 
@@ -317,7 +317,7 @@ def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
 
 
 def samples(run: Run) -> list[tuple[str, str]]:
-    """(prompt, what follows) for the prompts of the recipe."""
+    """(prompt, continuation) for each prompt of the recipe."""
     recipe, prompts = run.recipe, run.recipe.sampling.prompts
     sampler = recipe.choice("sampling")(recipe.sampling)
     network = run.whole_network()
@@ -328,7 +328,7 @@ def samples(run: Run) -> list[tuple[str, str]]:
 
 
 def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """What the run did, and where everything lies."""
+    """What the run did, and where its files are."""
     losses = [next(iter(record["terms"].values())) for record in folder.records("step")]
     spent, planned, note = result["training_seconds"], result["planned_seconds"], result.get("note", "")
     lines = {

@@ -1,4 +1,4 @@
-"""Prompts from a file or from standard input, and what a network makes of them, in their order.
+"""Reads prompts from a file or from standard input, and prints their continuations in the same order.
 
 prompts.txt          a prompt a line; lines with nothing in them are left out
 prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line breaks
@@ -48,7 +48,7 @@ def _prompt(line: bytes, place: str, is_record: bool) -> str:
 
 
 def print_texts(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
-    """Each prompt with what follows it, an empty line between: the first that is not through as it comes."""
+    """Prints each prompt with its continuation, an empty line between; the first unfinished one is streamed."""
     waiting = [[prompt] for prompt in prompts]
     ended: set[int] = set()
     current = 0
@@ -66,7 +66,7 @@ def print_texts(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
 
 
 def print_records(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
-    """A JSON line for each prompt, in their order, each as soon as it and those before it are through."""
+    """Prints a JSON line for each prompt, in order, each as soon as it and all before it are finished."""
     texts, ended = ["" for _ in prompts], {}
     current = 0
     for piece in pieces:

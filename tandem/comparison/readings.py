@@ -1,13 +1,13 @@
-"""A method that reads more text a step against its baseline: three readings of one table of runs.
+"""Compares a method that reads more text per step with its baseline: three readings of one table of runs.
 
     equal FLOPs   difference of losses where both have spent the same
     equal loss    steps, FLOPs and time of the baseline where it reaches the method's loss, over those of the method
     equal data    difference of losses where both have read as much text
 
-Between two lengths of run, the baseline's loss is a straight line in the logarithm of what is held equal; beyond its
-shortest and longest run nothing is said, but for the hundredth by which whole steps miss a budget. Every run is a whole
-one: a loss on the way, its learning rate not yet decayed, is another thing. Source: Token Superposition Training (arXiv
-2605.06546), table 2 and figure 4.
+Between two run lengths, the baseline's loss is interpolated linearly in the logarithm of what is held equal. Nothing is
+extrapolated beyond its shortest and longest run, except over the hundredth by which whole steps miss a budget. All runs
+are complete: a loss during training, before the learning rate has decayed, is not comparable. Source: Token
+Superposition Training (arXiv 2605.06546), table 2 and figure 4.
 """
 
 import math
@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 MISSED = 0.01
-"""Share by which runs of one budget may differ in what they spend."""
+"""Fraction by which runs of one budget may differ in what they spend."""
 
 
 class Finished(NamedTuple):
-    """A run to its end: `tokens` of text read, `flops` and `seconds` of training, held-out (or final) nats a token."""
+    """A complete run: `tokens` of text read, `flops` and `seconds` of training, held-out (or final) nats a token."""
 
     steps: int
     tokens: int
@@ -36,13 +36,13 @@ class Readings(NamedTuple):
     equal_flops: float | None
     equal_data: float | None
     steps_at_equal_loss: float | None
-    """Of the baseline, over those of the method; the next likewise."""
+    """Steps of the baseline over those of the method; the next two likewise."""
     flops_at_equal_loss: float | None
     seconds_at_equal_loss: float | None
 
 
 def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
-    """All three, from one run of the method and runs of the baseline of any lengths."""
+    """All three readings, from one run of the method and runs of the baseline of any lengths."""
 
     def against(spent: Callable[[Finished], float]) -> float | None:
         points = [(math.log(spent(run)), run.nats_per_token) for run in baseline]
@@ -63,6 +63,6 @@ def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
 
 
 def _between(points: Sequence[tuple[float, float]], x: float, missed: float = 1e-9) -> float | None:
-    """y at x on the lines from point to point; None more than `missed` outside them, and as at the end within it."""
+    """y at x, interpolated between points; the end point's y up to `missed` outside them, and None beyond that."""
     xs, ys = zip(*sorted(points), strict=True)
     return float(np.interp(x, xs, ys)) if xs[0] - missed <= x <= xs[-1] + missed else None

@@ -1,7 +1,7 @@
-"""A study as one page to open, and as a table for the terminal.
+"""A study as one HTML page, and as a table for the terminal.
 
-The page is a single file: its charts are inside, it loads nothing, and follows the reader's light or dark colours. The
-table comes in two parts: what two equal studies have equal, and what depends on the clock of a machine.
+The page is a single file: its charts are inline, it loads nothing, and it follows the reader's light or dark theme. The
+table has two parts: numbers that are equal in two equal studies, and timings that depend on the machine.
 """
 
 import math
@@ -123,7 +123,7 @@ def _likelihood(summary: Summary) -> str:
 
 
 def _unpaired(summary: Summary) -> str:
-    """Welch's test, as papers print it."""
+    """Welch's test, as papers report it."""
     samples = {arm: Sample.of([summary.per_token(r) for r in found]) for arm, found in summary.runs.items() if found}
     base = samples.pop(summary.study.baseline, None)
     if base is None:
@@ -165,7 +165,7 @@ def _p_words(p: str, seeds: int) -> str:
 
 
 Axis = Callable[[Point], float]
-AXES: dict[str, tuple[str, Axis]] = {  # by unit of budgets
+AXES: dict[str, tuple[str, Axis]] = {  # by budget unit
     "tokens": ("tokens", lambda point: point.tokens),
     "flops": ("training FLOPs", lambda point: point.flops),
     "seconds": ("seconds of training", lambda point: point.seconds),
@@ -200,7 +200,7 @@ def _losses(summary: Summary, x: Axis) -> list[charts.Line]:
 
 
 def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
-    """Held-out loss less that of the baseline under the same seed, which is read off its curve at the same x."""
+    """Held-out loss minus that of the baseline under the same seed, interpolated on its curve at the same x."""
     base = {result.seed: result.curve for result in summary.runs[summary.study.baseline] if result.curve}
     lines = []
     for arm in (arm for arm in summary.judgement.to_baseline):
@@ -307,7 +307,7 @@ def _compared(summary: Summary) -> str:
 
 
 def _shared(runs: Iterable[Result]) -> dict[str, str]:
-    """Settings that are equal in all runs, from their recipes as far as they lie there."""
+    """Settings that are equal in all runs, from those recipe files that exist."""
     files = [file for run in runs if (file := run.folder / "recipe.yaml").is_file()]
     flat = [dict(leaves(yaml.safe_load(file.read_text("utf-8")))) for file in files]
     own = ("seed", "corpus.texts", "corpus.folder")
@@ -328,7 +328,7 @@ def _environments(summary: Summary) -> str:
 
 
 def portable(text: str) -> str:
-    """Without the folders of this machine: the name alone of what looks like a path from its root or home."""
+    """Hides the folders of this machine: what looks like an absolute or home path is cut to its last part."""
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2] if text[:1] in "/~" or text[1:3] == ":\\" else text
 
 
@@ -355,12 +355,12 @@ def _note(text: str) -> str:
 
 
 def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:
-    """The first column are arms; the winner stands out where asked."""
+    """A table with arms in its first column; `mark` highlights the winner."""
     return html_table(rows, lambda arm: _place(summary, arm), summary.judgement.winner if mark else None)
 
 
 def html_table(rows: Sequence[Sequence[str]], place: Callable[[str], int], winner: str | None = None) -> str:
-    """The first row is the head; what stands in the first column has the colour of its `place`."""
+    """The first row is the header; each cell of the first column has the colour of its `place`."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = ""
     for arm, *cells in rows[1:]:

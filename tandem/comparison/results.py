@@ -1,7 +1,7 @@
-"""What a study keeps of each of its runs: the one thing that running, judging and reporting share.
+"""What a study keeps of each of its runs: the data that running, testing and reporting share.
 
-A run's result is told by its folder alone, so a study that was interrupted, moved or run by several machines is read
-back from what lies there. Clocks and memory aside, the result of a run is a function of its recipe.
+A run's folder holds its whole result, so a study that was interrupted, moved or run on several machines can be read
+back from its folders. Apart from times and memory, the result of a run is a function of its recipe.
 
 Shapes: D held-out documents.
 """
@@ -20,12 +20,12 @@ from tandem.recipe import UserError
 from tandem.training.folder import RunFolder
 
 DOCUMENTS = "documents.npz"
-"""File of a run: the arrays of its Result, by document."""
+"""File in a run's folder: the per-document arrays of its Result."""
 
 
 class Point(NamedTuple):
-    """Held-out likelihood on the way: after `step` steps, `seconds` of them training. A network that is told where
-    sentences end pays for them here."""
+    """Held-out likelihood after `step` steps and `seconds` of training. The nats of sentence ends are included for a
+    network that is given them."""
 
     step: int
     tokens: int
@@ -47,16 +47,16 @@ class Result:
     folder: Path
     steps: int
     tokens: int
-    """Of text, read in training."""
+    """Tokens of text read in training."""
     positions: int
-    """Computed in training: what the network counts as tokens; fewer, where a position reads a bag."""
+    """Positions computed in training; fewer than `tokens` where a position reads a bag."""
     flops: float
     training_seconds: float
     evaluation_seconds: float
     parameters: dict[str, int]
     """By role."""
     documents: np.ndarray
-    """(D,) numbers in the store."""
+    """(D,) indices in the store."""
     nats: np.ndarray
     """(D,) float64."""
     document_tokens: np.ndarray
@@ -64,21 +64,21 @@ class Result:
     document_bytes: np.ndarray
     """(D,) bytes of the scored tokens' text."""
     end_nats: np.ndarray
-    """(D,) nats of sentence ends, float64; 0 for a network that is not told of them."""
+    """(D,) nats of sentence ends, float64; 0 for a network that is not given them."""
     curve: list[Point]
-    """By step, the end included; on the way over part of the documents (`evaluation.documents`). What is not finite is
-    left out."""
+    """By step, the end included; before the end, over part of the documents (`evaluation.documents`). Points that are
+    not finite are left out."""
     decoding: Decoding
     samples: list[tuple[str, str]]
-    """(prompt, what followed)."""
+    """(prompt, continuation)."""
     note: str
-    """Why it is no language model at its end, and so scored one token at a time after something else; empty: it is."""
+    """Why it is no language model at its end, though scored as one: what it has read instead; empty: it is one."""
     environment: list[dict[str, Any]]
-    """Versions and machine of every process that trained it, oldest first; device and precision that it planned."""
+    """Versions and machine of every process that trained it, oldest first, with the planned device and precision."""
     text: tuple[str, ...] | None = None
-    """Fingerprints of the tokens that it was trained and judged on; None: its folder does not tell."""
+    """Fingerprints of the tokens that it was trained and evaluated on; None: its folder does not record them."""
     in_windows: tuple[float, float] | None = None
-    """Nats per token, without sentence ends and with them, of windows; None: it reads no documents whole."""
+    """Nats per token in windows, without sentence ends and with them; None: it does not read documents whole."""
 
     @property
     def nats_per_token(self) -> float:
@@ -116,8 +116,8 @@ class Result:
 
 
 def require_same_documents(results: Sequence[Result]) -> None:
-    """Raises: UserError where one was scored on other documents than the first, or on the same in other tokens, and
-    where the text of some has changed."""
+    """Raises: UserError where one was scored on other documents than the first, or on the same documents in other
+    tokens, and where the text changed between runs."""
     require_same_text(results)
     for result in results:
         for of in (lambda r: r.documents, lambda r: r.document_tokens):
@@ -129,7 +129,7 @@ def require_same_documents(results: Sequence[Result]) -> None:
 
 
 def require_same_text(results: Iterable[Result]) -> None:
-    """Raises: UserError where some were trained or judged on other tokens than others, as far as they tell."""
+    """Raises: UserError where results that record their text were trained or evaluated on different tokens."""
     by_text: dict[tuple[str, ...], list[str]] = {}
     for result in results:
         if result.text is not None:
@@ -178,7 +178,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
 
 
 def _planned(folder: RunFolder) -> dict[str, str]:
-    """Device and precision, as its plan says them (training/plan.py), without the reasons."""
+    """Device and precision as the run's plan states them (training/plan.py), without the reasons."""
     page = json.loads(folder.plan.read_bytes()).get("page", {}) if folder.plan.exists() else {}
     words = {key: page[key].partition(" (")[0] for key in ("device", "precision") if key in page}
     return {key: said.partition(":")[0] for key, said in words.items()}  # cuda:1 is cuda

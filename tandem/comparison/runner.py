@@ -1,12 +1,12 @@
-"""Doing what a study still lacks, by as many processes and machines as there are.
+"""Runs what a study still lacks, with any number of processes and machines.
 
-Nothing is remembered but by the folders of the runs. Whoever types `tandem compare shapes` looks at them, locks a run
-that is neither finished nor locked, and trains it in a process of its own: `tandem train`, which goes on where an
-earlier one stopped. So a study that was interrupted goes on, and several commands on one folder, those of a Slurm array
-say, share the work; the lock of a process that dies dies with it. The runs of an arm wait for its trials.
+All state is in the folders of the runs. Each `tandem compare shapes` looks at them, locks a run that is neither
+finished nor locked, and trains it in a separate process with `tandem train`, which resumes where an earlier one
+stopped. So an interrupted study can be continued, and several commands on one folder (those of a Slurm array, say)
+share the work; when a process dies, its lock is released. The runs of an arm wait for its trials.
 
-A process of its own for every run costs a few seconds and keeps runs apart: no run inherits another's compiled code,
-memory or crash, and the number of threads can be set before torch is loaded.
+A separate process for every run costs a few seconds and isolates runs: none inherits another's compiled code, memory or
+crash, and the number of threads can be set before torch is loaded.
 """
 
 import ctypes
@@ -34,10 +34,10 @@ from tandem.training.folder import LOCK, lock, replace_file
 from tandem.training.health import NotFinite, Stopped, StopRequest
 
 PAUSE = 0.2
-"""Seconds between looks at the processes."""
+"""Seconds between checks of the processes."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GRACE = 10.0
-"""Seconds in which a process whose command was killed has saved itself and let go of its run."""
+"""Seconds within which a process whose command was killed has saved its state and released its run."""
 
 
 class Failed(UserError):
@@ -45,7 +45,7 @@ class Failed(UserError):
 
 
 class StudyStopped(Stopped):
-    """The study was asked to stop, and every run has saved itself."""
+    """The study was asked to stop, and every run has saved its state."""
 
     def __init__(self, finished: int, runs: int, signal_number: int):
         super().__init__(0, signal_number)
@@ -53,11 +53,11 @@ class StudyStopped(Stopped):
 
 
 def compare(study: Study, path: Path, processes: int = 1) -> None:
-    """Does what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
+    """Runs what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
 
     Raises: UserError where the folder holds another study; Failed, after all else is done; StudyStopped.
     """
-    require("scipy", "statistics")  # for the report: better told before anything is trained
+    require("scipy", "statistics")  # for the report; fail before training, not after it
     folder = StudyFolder(study, path)
     folder.open()
     for job in folder.jobs():
@@ -119,12 +119,12 @@ def _left(folder: StudyFolder, began: float, tried: set[Job]) -> list[Job]:
 
 
 def _claim(folder: StudyFolder, job: Job) -> TextIO | None:
-    """The lock of a run, held before its process has started; None where somebody else trains it, or just has."""
+    """The lock of a run, taken before its process starts; None where another command trains it or has just done so."""
     claimed = lock(folder.processes / f"{job.name}.lock")
     if claimed is None:
         return None
     training = None
-    if (folder.runs / job.name).exists():  # a process that outlived its command holds the lock in there alone
+    if (folder.runs / job.name).exists():  # a process that outlived its command holds only this lock
         training = lock(folder.runs / job.name / LOCK)
         if training is None or folder.settled(job):
             claimed.close()
@@ -157,12 +157,12 @@ class Training:
                 stdout=output if processes > 1 else None,
                 stderr=self.errors,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches the command alone, which passes it on once
+                start_new_session=True,  # Ctrl-C reaches only the command, which passes it on once
                 preexec_fn=_end_with_parent,
             )
 
     def close(self) -> None:
-        """Lets go of a run whose process has ended, and keeps why, where it failed."""
+        """Releases a run whose process has ended, and stores the error if it failed."""
         code = self.process.returncode
         if code:
             self.errors.seek(0)
@@ -174,12 +174,12 @@ class Training:
 
 
 def visible_devices(count: int, named: str | None) -> list[str]:
-    """The `count` GPUs that there are, as CUDA_VISIBLE_DEVICES names them where it is set."""
+    """The `count` GPUs of this machine, by their names in CUDA_VISIBLE_DEVICES (`named`) where it is set."""
     return named.split(",")[:count] if named else [str(number) for number in range(count)]
 
 
 def least_used(devices: Sequence[str], taken: Sequence[str | None]) -> str | None:
-    """Of the devices the first of those on which fewest of the `taken` lie; None where there is none."""
+    """The first of the devices that occur least often in `taken`; None where there are no devices."""
     return min(devices, key=taken.count, default=None)
 
 
@@ -189,13 +189,13 @@ def signal_name(code: int) -> str:
 
 
 def _end_with_parent() -> None:
-    """In a new process: asks Linux to stop it as a signal would when the command that started it dies."""
+    """In a new process: asks Linux to send it SIGTERM when the command that started it dies."""
     parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
 
 
 class Progress:
-    """Which runs are at work, how many are finished, and how long the rest will take."""
+    """Which runs are in progress, how many are finished, and how long the rest will take."""
 
     def __init__(self, folder: StudyFolder, processes: int):
         self.folder, self.processes = folder, processes
@@ -215,7 +215,7 @@ class Progress:
         say(f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}", "study")
 
     def show(self, running: list[Job]) -> None:
-        """One process shows itself; of several, a line each stands and changes, or is printed now and then."""
+        """A single process prints its own output; several get a line each, updated in place or printed now and then."""
         if self.processes == 1 or time.monotonic() - self.shown_at < (1 if self.live else 30):
             return
         self.shown_at = time.monotonic()

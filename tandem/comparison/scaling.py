@@ -1,4 +1,4 @@
-"""How loss falls with size and data, and what a method saves of either.
+"""How loss falls with size and data, and how much of either a method saves.
 
     line   L = a x^-b                          ln L by least squares on ln x: one thing grows, the other is fixed
     law    L = E + A N^-alpha + B D^-beta      least squares in nats; N parameters, D tokens, E what no size removes
@@ -6,14 +6,14 @@
     line of a baseline   x  100    200    400       A method with 4.0 nats at x = 100 does there what the baseline does
                          L  4.15   4.0    3.86      at 200: its effective multiplier is 2.
 
-A law is linear in E, A and B once alpha and beta are fixed, and none of the three is negative; so two numbers are
-searched for and three solved for (variable projection). Lines and laws are fitted to whole runs; a loss on the way, its
-learning rate not yet decayed, is another thing.
+With alpha and beta fixed, a law is linear in E, A and B, none of which is negative. So two numbers are searched for and
+three are solved for (variable projection). Lines and laws are fitted to complete runs: a loss during training, before
+the learning rate has decayed, is not comparable.
 
-Intervals are of the bootstrap over residuals: losses are drawn anew as what the fit says plus residuals of it, widened
-by sqrt(n / (n - numbers)) and from normal to Student's, as few runs say little of their spread. This works with one
-seed, where a residual is what seed and form are off together. Methods fitted to the same runs are drawn together, run
-by run, so that what one seed or one cell gives to all of them cancels in multipliers.
+Intervals come from a bootstrap over residuals: each draw adds resampled residuals to the fitted losses, widened by
+sqrt(n / (n - numbers)) and from normal to Student's, because few runs say little about their spread. This works with
+one seed, where a residual holds the errors of seed and formula together. Methods with matching runs share their draws,
+run by run, so that what one seed or one cell adds to all of them cancels in multipliers.
 
 Source: Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; multipliers: Thought Gestalt (arXiv 2512.25026), on scaling.
 """
@@ -29,7 +29,7 @@ from tandem.recipe import UserError, require
 
 
 class Measured(NamedTuple):
-    """A run to its end: non-embedding parameters, tokens of text, training FLOPs, held-out nats per token."""
+    """A complete run: non-embedding parameters, tokens of text, training FLOPs, held-out nats per token."""
 
     parameters: float
     tokens: float
@@ -50,7 +50,7 @@ class Line:
 
     @classmethod
     def along(cls, axis: str) -> Callable[..., "Line"]:
-        """What fits a line along "tokens" or "parameters". Raises: UserError where there are not two values of it."""
+        """A function that fits a line along "tokens" or "parameters". Raises: UserError for fewer than two values."""
 
         def fit(runs: Sequence[Measured], start: object = None) -> "Line":
             x, y = np.log([getattr(run, axis) for run in runs]), np.log([run.nats for run in runs])
@@ -68,11 +68,11 @@ class Line:
         return self.a * x**-self.b
 
     def size(self, nats: float) -> float:
-        """Where the line has this loss."""
+        """The x at which the line has this loss."""
         return _root(nats / self.a, -self.b)
 
     def multiplier(self, nats: float, x: float) -> float:
-        """Of a method with this loss at x: the x at which this line has it, over its own."""
+        """For a method with this loss at `x`: the x at which this line has the same loss, over `x`."""
         return self.size(nats) / x
 
 
@@ -90,14 +90,14 @@ class Law:
 
     @classmethod
     def to(cls, runs: Sequence[Measured], start: "Law | None" = None) -> "Law":
-        """Raises: UserError where the runs do not tell five numbers: at least three sizes, three budgets, six runs."""
+        """Raises: UserError where the runs do not determine five numbers, with under 3 sizes, 3 budgets or 6 runs."""
         N, D, L = np.array([(run.parameters, run.tokens, run.nats) for run in runs], float).T
         if min(len(set(N)), len(set(D))) < 3 or len(runs) < 6:
             raise UserError(
                 f"a law takes at least 6 runs over 3 sizes and 3 numbers of tokens, not {len(runs)} over "
                 f"{len(set(N))} and {len(set(D))}"
             )
-        n, d = N / N.min(), D / D.min()  # so that columns are alike in size
+        n, d = N / N.min(), D / D.min()  # so that columns have similar magnitudes
 
         def solved(exponents: np.ndarray) -> tuple[np.ndarray, float]:
             columns = np.stack([np.ones_like(n), n ** -exponents[0], d ** -exponents[1]], axis=1)
@@ -133,7 +133,7 @@ class Law:
 
 
 def _root(x: float, degree: float) -> float:
-    """x^(1 / degree); inf where it is beyond all floats, as for a line that is as good as flat."""
+    """x^(1 / degree); inf where it overflows, as for a line that is almost flat."""
     with np.errstate(divide="ignore", over="ignore"):
         return float(np.power(x, np.divide(1.0, degree)))
 
@@ -152,7 +152,7 @@ class Fitted:
     draws: list[Any]
 
     def interval(self, number: Callable[[Any], float], level: float = 0.05) -> Interval:
-        """A number of the fit, and where it lies in all but `level` of the draws."""
+        """A number of the fit, and the interval that holds it in all but `level` of the draws."""
         return interval(number(self.fit), [number(draw) for draw in self.draws], level)
 
 
@@ -164,10 +164,10 @@ def interval(value: float, draws: Sequence[float], level: float = 0.05) -> Inter
 def fitted(
     methods: Mapping[str, Sequence[Measured]], fit: Callable[..., Any], draws: int = 200, seed: int = 0
 ) -> dict[str, Fitted]:
-    """Fits every method, with `draws` bootstrap draws; methods with as many runs, in one order, are drawn together.
+    """Fits every method, with `draws` bootstrap draws; methods with equally many runs in one order share draws.
 
     Args:
-        fit: `Law.to` or `Line.along(axis)`: runs, and a fit from which to start, to a fit.
+        fit: `Law.to` or `Line.along(axis)`, a function of runs and of a fit to start from.
     """
     special, found = require("scipy.special", "statistics"), {}
     for name, runs in methods.items():
@@ -187,7 +187,7 @@ def fitted(
 
 
 def frontier(runs: Sequence[Measured]) -> list[Measured]:
-    """Pareto: the runs that no other one beats at as many FLOPs or fewer, from the cheapest."""
+    """The Pareto frontier: the runs that no other one beats at as many FLOPs or fewer, from the cheapest."""
     best: list[Measured] = []
     for run in sorted(runs, key=lambda run: (run.flops, run.nats)):
         if not best or run.nats < best[-1].nats:

@@ -1,13 +1,13 @@
-"""What the cells of a grid tell together: laws and lines of scaling, multipliers, the frontier, as a page and as text.
+"""What the cells of a grid show together: scaling laws and lines, multipliers, the frontier, as a page and as text.
 
     studies/<grid>/
         <size>-<budget>/                 a study each
         scaling.json                     every run, every fit with its interval
         scaling.txt, scaling.html
 
-A line is fitted where a method has runs at three values of what grows, a law where it has them at three of both, and
-readings at equal FLOPs, data and loss (readings.py) are taken where the baseline has two budgets at a size. Where there
-is less, nothing is said. Tokens are those of text, parameters those without table and head.
+A line is fitted where a method has runs at three values of what varies, and a law where it has six runs at three values
+of both. Readings at equal FLOPs, data and loss (readings.py) need two budgets of the baseline at a size. Anything that
+lacks its runs is left out. Tokens are tokens of text; parameters exclude the embedding table and the head.
 """
 
 import functools
@@ -34,11 +34,11 @@ from tandem.training.display import scaled
 from tandem.training.folder import replace_file
 
 AXES = {"tokens": "size", "parameters": "budget"}
-"""What a line runs along, and what stays the same on it."""
+"""What varies along a line, and what stays fixed on it."""
 
 
 class Cell(NamedTuple):
-    """Finished runs at one size and budget, and the study that they are of."""
+    """Finished runs at one size and budget, and their study."""
 
     size: str
     budget: str
@@ -63,12 +63,12 @@ class Scaling:
     study: Study
     """That of the first cell."""
     runs: dict[str, list[Run]]
-    """Of the arms of all cells."""
+    """By arm, over all cells."""
     pays_for_ends: bool
-    """Whether losses have the nats of sentence ends in them: as in a study, over the arms of all cells."""
+    """Whether losses include the nats of sentence ends: decided as in a study, over the arms of all cells."""
     laws: dict[str, Fitted] = field(default_factory=dict)
     lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
-    """By axis and what stays the same: by arm."""
+    """By axis and the value of what stays fixed, then by arm."""
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> "Scaling":
@@ -95,7 +95,7 @@ class Scaling:
         return found
 
     def mean(self, arm: str, size: str, budget: str) -> Measured | None:
-        """Over the seeds of a cell."""
+        """Mean over the seeds of a cell."""
         of = [run.measured for run in self.runs[arm] if (run.size, run.budget) == (size, budget)]
         return Measured(*np.mean(of, 0).tolist()) if of else None
 
@@ -107,9 +107,9 @@ class Scaling:
         return {budget: Finished(*np.mean(of, 0).tolist()) for budget, of in by_budget.items()}
 
     def readings(self) -> list[dict[str, Any]]:
-        """For every cell of every other arm, the three readings against the baseline's lengths of run at its size.
+        """For each cell of every arm but the baseline, the three readings against the baseline's runs at its size.
 
-        Only where these are two or more, and one of the readings lies between them.
+        Only where these have two or more budgets, and at least one of the readings lies between them.
         """
         found, baseline = [], self.study.baseline
         for arm in (arm for arm in self.runs if arm != baseline):
@@ -123,10 +123,10 @@ class Scaling:
         return found
 
     def multipliers(self, axis: str) -> list[dict[str, Any]]:
-        """For every cell of every other arm: how much more of `axis` the baseline takes for the same loss.
+        """For each cell of every arm but the baseline: how much more of `axis` the baseline needs for the same loss.
 
-        By the lines of both along it, by the loss as measured and the baseline's line, by the laws of both; None where
-        there are none.
+        From the lines of both along it, from the measured loss and the baseline's line, and from the laws of both; None
+        where these are missing.
         """
         found, level, baseline = [], self.study.level, self.study.baseline
         for arm in (arm for arm in self.runs if arm != baseline):
@@ -154,7 +154,7 @@ def _more_by_law(cell: Measured, axis: str, base: Law, own: Law) -> float:
 def _ratio(
     fits: Mapping[str, Fitted], baseline: str, arm: str, number: Callable[[Any, Any], float], level: float
 ) -> Interval | None:
-    """A number of two fits, with its interval over their draws, which belong together."""
+    """A number computed from two fits, with its interval over their paired draws."""
     if baseline not in fits or arm not in fits:
         return None
     base, own = fits[baseline], fits[arm]
@@ -173,7 +173,7 @@ def _values(runs: Sequence[Measured], axis: str) -> int:
 
 
 def _tells_line(axis: str, runs: list[Measured]) -> bool:
-    """One thing grows and the other stays: budgets in FLOPs let larger networks read less."""
+    """Whether `axis` varies and the other stays fixed: with budgets in FLOPs, larger networks read less data."""
     (other,) = AXES.keys() - {axis}
     stays = [getattr(run, other) for run in runs]
     return _values(runs, axis) > 2 and max(stays) < 1.05 * min(stays)
@@ -184,7 +184,7 @@ def _tells_law(runs: list[Measured]) -> bool:
 
 
 def write_scaling(cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
-    """Writes all forms into `folder`; returns the path of the page, and the text."""
+    """Writes scaling.json, .txt and .html into `folder`; returns the path of the page, and the text."""
     scaling = Scaling.of(cells)
     tables = {title: rows for title, rows in _tables(scaling).items() if len(rows) > 1}
     told = [scaling.study.title, *([PAID] if scaling.pays_for_ends else [])]
@@ -212,7 +212,7 @@ def _record(scaling: Scaling) -> dict[str, Any]:
             for arm, fit in lines.items()
         ],
         "readings": scaling.readings(),
-        "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: more would not do
+        "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: no amount would do
     }
 
 
@@ -225,7 +225,7 @@ def _numbers(fit: Fitted, level: float) -> dict[str, Interval]:
 
 
 def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
-    """By title; the first row is the head."""
+    """Tables by title; the first row is the header."""
     level, baseline = scaling.study.level, scaling.study.baseline
     budgets = list(dict.fromkeys(run.budget for own in scaling.runs.values() for run in own))
     sizes = list(dict.fromkeys(run.size for own in scaling.runs.values() for run in own))
@@ -294,7 +294,7 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
 
 
 def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[charts.Line]:
-    """Of every arm, a line for each value of what stays the same along `axis`: means over seeds."""
+    """For each arm, a line for each value of what stays fixed along `axis`: means over seeds."""
     lines = []
     for arm, own in scaling.runs.items():
         cells = dict.fromkeys((run.size, run.budget) for run in own)
@@ -306,7 +306,7 @@ def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[cha
 
 
 def _frontiers(scaling: Scaling, place: Callable[[str], int]) -> list[charts.Line]:
-    """Of every arm the frontier, and thin the runs of each size."""
+    """For each arm its frontier, and as thin lines the runs of each size."""
     lines = []
     for arm, own in scaling.runs.items():
         thin = [

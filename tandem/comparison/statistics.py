@@ -1,21 +1,21 @@
 """Is one method better than another, or was it the seeds and the documents? The tests behind a study's verdict.
 
-The claim is that arm A, trained anew, gives text of this kind fewer nats per token than arm B. Two things are random:
-the seeds of training and the documents that happened to be held out. All arms share both, so that all is paired: with
-d[s, i] = nats of document i under A less those under B, both of seed s, and w[i] its tokens, the difference is
+The claim is that arm A, if trained again, gives text of this kind fewer nats per token than arm B. Two things are
+random: the training seeds and the choice of held-out documents. All arms share both, so the test is paired: with
+d[s, i] = nats of document i under A minus those under B, both of seed s, and w[i] its tokens, the difference is
 
     m = sum d / (S sum w)                                   a ratio of sums, not a mean of means
     a = variance of the S means by seed / S                 what other seeds would have changed
     b = sum over i of (m without document i - m)^2          what other documents would have changed (the jackknife)
     c = the part of d that neither seed nor document explains: noise, which a and b both count; b gives its own back
 
-b has fewer degrees of freedom than documents when a few long ones carry it; its fourth moments tell how many. m is
-held against sqrt(a) T(S - 1) + sqrt(b) T(documents), the sum of two scaled Student variables (Behrens and Fisher).
-Why not one t test with Satterthwaite's degrees of freedom: with two seeds that differ much it names a winner among
-equals in up to 14 % of studies at the 5 % level, and in six times the level that Holm's correction asks. This one
-stays below 6 % from 2 seeds on, whichever of the two parts is the larger, and errs on the careful side between.
+b has fewer degrees of freedom than documents when a few long ones dominate it; its fourth moments tell how many. m is
+compared with sqrt(a) T(S - 1) + sqrt(b) T(documents), the sum of two scaled Student variables (Behrens and Fisher).
+A single t test with Satterthwaite's degrees of freedom would not do: with two seeds that differ much it names a winner
+among equals in up to 14 % of studies at the 5 % level, and in six times the level that Holm's correction asks. This one
+stays below 6 % from 2 seeds on, whichever of the two parts is larger, and is conservative in between.
 
-With one seed there is no a, and nothing is said about the methods: only about two networks.
+With one seed there is no a, and the result holds only for these two networks, not for the methods.
 
 Shapes: S seeds, D held-out documents.
 """
@@ -32,19 +32,19 @@ import numpy as np
 from tandem.recipe import require
 
 POWER = 0.8
-"""With which a study ought to see the difference it looks for."""
+"""Probability with which a study ought to detect the difference it looks for."""
 MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Nats per token of one arm less those of another, over the seeds and documents that both have."""
+    """Nats per token of one arm minus those of another, over the seeds and documents that both have."""
 
     mean: float
     by_seed: np.ndarray
     """(S,) the difference under each seed."""
     by_document: np.ndarray
-    """(D,) the difference per token of each document, over the seeds."""
+    """(D,) the difference per token of each document, averaged over the seeds."""
     seed_variance: float
     """Of `mean`: `a` above; NaN with one seed."""
     document_variance: float
@@ -54,7 +54,7 @@ class Difference:
 
     @classmethod
     def between(cls, nats_SD: np.ndarray, other_SD: np.ndarray, tokens_D: np.ndarray) -> "Difference":
-        """From the nats of two arms, (S, D) each, row by row of the same seed, and the documents' scored tokens."""
+        """From the nats of two arms, (S, D) each with the same seed in each row, and the documents' scored tokens."""
         d, w = np.asarray(nats_SD - other_SD, float), np.asarray(tokens_D, float)
         (S, D), total = d.shape, w.sum()
         by_seed = d.sum(1) / total
@@ -65,7 +65,7 @@ class Difference:
         square = (of_document / (total - w)) ** 2 if D > 1 else np.array([math.nan])
         seed_variance, document_variance = math.nan, float(square.sum())
         freedom = 1
-        if document_variance > 0:  # normal deviates have a fourth moment of three squares; 2 for having estimated it
+        if document_variance > 0:  # a normal fourth moment is 3 squared variances; minus 2 for estimating it
             freedom = int(np.clip(3 * document_variance**2 / (square**2).sum() - 2, 1, D - 1))
         if S > 1:
             seed_variance = float(by_seed.var(ddof=1) / S)
@@ -96,23 +96,23 @@ class Difference:
 
     @cached_property
     def p(self) -> float:
-        """Two-sided; NaN where nothing can be said."""
+        """Two-sided p-value; NaN where the difference is not testable."""
         if not self.is_testable:
             return math.nan
         return tail(abs(self.mean), *self._scales)
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Where the difference lies with confidence 1 - level; with one seed, that of these two networks."""
+        """Interval of the difference with confidence 1 - level; with one seed, for these two networks only."""
         if not self._scales or not math.isfinite(self.mean):
             return math.nan, math.nan
         half = quantile(level, *self._scales)
         return self.mean - half, self.mean + half
 
     def power(self, level: float, effect: float | None = None, seeds: int | None = None) -> float:
-        """Probability that a study of so many seeds tells a true difference of `effect` from none.
+        """Probability that a study with this number of seeds detects a true difference of `effect`.
 
-        By default that of the difference and the seeds found. By the noncentral t distribution, with Satterthwaite's
-        degrees of freedom, beyond the value that the test asks at the variances found.
+        By default for the difference and the seeds found. From the noncentral t distribution with Satterthwaite's
+        degrees of freedom, beyond the critical value of the test at the variances found.
         """
         special = require("scipy.special", "statistics")
         seeds = seeds or self.seeds
@@ -125,14 +125,14 @@ class Difference:
         freedom = (a + b) ** 2 / (a**2 / (seeds - 1) + b**2 / self.document_freedom)
         shift, asked = shift / error, quantile(level, *scales) / error
         above, below = special.nctdtr(freedom, shift, asked), special.nctdtr(freedom, shift, -asked)
-        if math.isnan(above):  # of many deviations: scipy has no value at some places, the normal tail is as good there
+        if math.isnan(above):  # scipy has no value at some large shifts, where the normal tail is as good
             above = special.ndtr(asked - shift)
         return float(1 - above + np.nan_to_num(below))  # the far tail underflows to NaN
 
     def seeds_needed(self, level: float) -> int | None:
-        """To see a difference as large as the one found; None: no number of seeds will do, but more documents might.
+        """To detect a difference as large as the one found; None: no number of seeds will do, but more documents might.
 
-        What it needs to know it takes from this study, so it is no more exact than a guess from as many seeds.
+        It uses the variances of this study, so it is only as exact as an estimate from that many seeds.
         """
         if not self.is_testable or self.power(level, seeds=MOST_SEEDS) < POWER:
             return None
@@ -152,7 +152,7 @@ def tail(x: float, *scales: tuple[float, int]) -> float:
     *smaller, (scale, freedom) = parts
     if not smaller:
         return float(2 * special.stdtr(freedom, -x / scale))
-    # Summed over quantiles of the variable of the smaller scale, the other's distribution function is smooth.
+    # Sum over quantiles of the variable with the smaller scale: the other's distribution function is smooth.
     (small, small_freedom) = smaller[0]
     values, weights = _quantiles(small_freedom)
     return float(min(1.0, 2 * weights @ special.stdtr(freedom, -(x + small * values) / scale)))
@@ -160,20 +160,20 @@ def tail(x: float, *scales: tuple[float, int]) -> float:
 
 @lru_cache(maxsize=4096)
 def _quantiles(freedom: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of Student's distribution, evenly spaced in the logit of their probability, and the weight of each."""
+    """Quantiles of Student's distribution, evenly spaced in the logit of their probability, and their weights."""
     step = 0.05
     logit = np.arange(-40, 0, step)
     probability = 1 / (1 + np.exp(-logit))
     values = require("scipy.special", "statistics").stdtrit(freedom, probability)
     weights = probability * (1 - probability) * step
-    # 1 - probability is exact for the lower half alone: the upper is its mirror.
+    # 1 - probability is exact only for the lower half, so the upper half is its mirror image.
     return np.concatenate([values, [0.0], -values]), np.concatenate([weights, [step / 4], weights])
 
 
 def quantile(level: float, *scales: tuple[float, int]) -> float:
     """The x with tail(x) = level."""
     special, optimize = require("scipy.special", "statistics"), require("scipy.optimize", "statistics")
-    # The sum is beyond x only if one of the two is beyond its share.
+    # The sum exceeds x only if one of the two exceeds its share.
     most = sum(scale * -special.stdtrit(freedom, level / 4) for scale, freedom in scales)
     if most == 0:
         return 0.0
@@ -181,9 +181,9 @@ def quantile(level: float, *scales: tuple[float, int]) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction: held against the level, all of them together err no more often than the level says.
+    """Holm's correction: comparing the results with a level bounds the family-wise error rate by it.
 
-    A NaN stays one, and counts as a test that was made.
+    A NaN stays NaN, and counts as a test that was made.
     """
     values = np.asarray(p, float)
     order = np.argsort(values, kind="stable")  # NaN comes last
@@ -195,24 +195,24 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a study says of its arms."""
+    """What a study concludes about its arms."""
 
     best: str | None
     """The arm with the fewest nats per token; None where there is no run."""
     winner: str | None
-    """`best`, if it is told from every other arm."""
+    """`best`, if it differs significantly from every other arm."""
     to_baseline: dict[str, Difference]
-    """Of every other arm that shares a seed with the baseline."""
+    """Difference of every other arm to the baseline, where they share a seed."""
     p_to_baseline: dict[str, float]
-    """By Holm over the arms."""
+    """Holm-corrected over the arms."""
     to_best: dict[str, Difference]
-    """Of `best` to every other arm with which it shares a seed."""
+    """Difference of `best` to every other arm, where they share a seed."""
     p_to_best: dict[str, float]
-    """By Holm over all pairs of arms."""
+    """Holm-corrected over all pairs of arms."""
     pairs: int
     missing: list[tuple[str, int]]
-    """(arm, seed) of the runs that the study planned and has not. No winner is named before they are there: a test
-    made again at every run names one too often."""
+    """(arm, seed) of the planned runs without a result. No winner is named before they have one: testing again after
+    every run would name one too often."""
 
 
 def judge(
@@ -222,13 +222,13 @@ def judge(
     seeds: Sequence[int],
     level: float = 0.05,
 ) -> Judgement:
-    """Names the arm that is told from all others at `level`, if there is one.
+    """Names the arm that differs significantly from all others at `level`, if there is one.
 
     Args:
-        nats: arm -> seed -> (D,) nats of every document; an arm without runs is there, and empty.
+        nats: arm -> seed -> (D,) nats of every document; an arm without runs has an empty entry.
         tokens_D: scored tokens of every document.
         baseline: the arm to which all others are compared.
-        seeds: those that the study planned.
+        seeds: those that the study plans.
         level: how often a study of equal arms may name one.
     """
     arms = [arm for arm in nats if nats[arm]]
@@ -250,7 +250,7 @@ def judge(
     p_others, p_pairs = corrected(others), corrected(list(combinations(nats, 2)))
     p_best = {b if a == best else a: p for (a, b), p in p_pairs.items() if best in (a, b)}
     missing = [(arm, seed) for arm in nats for seed in seeds if seed not in nats[arm]]
-    told = bool(p_best) and all(p <= level for p in p_best.values())  # a NaN is not
+    told = bool(p_best) and all(p <= level for p in p_best.values())  # false for NaN
     return Judgement(
         best=best,
         winner=best if told and not missing else None,
@@ -263,11 +263,11 @@ def judge(
     )
 
 
-# Tests that papers print --------------------------------------------------------------------------------------------
+# Tests that papers report -------------------------------------------------------------------------------------------
 
 
 class Sample(NamedTuple):
-    """What such tests need of n independent values."""
+    """What these tests need to know about n independent values."""
 
     mean: float
     deviation: float
@@ -279,7 +279,7 @@ class Sample(NamedTuple):
         return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan, len(values))
 
     def half_width(self, level: float = 0.05) -> float:
-        """Of Student's interval, m +- t(1 - level / 2, n - 1) s / sqrt(n); NaN with one value."""
+        """Half the width of Student's interval, m +- t(1 - level / 2, n - 1) s / sqrt(n); NaN with one value."""
         if self.n < 2:
             return math.nan
         t = -require("scipy.special", "statistics").stdtrit(self.n - 1, level / 2)

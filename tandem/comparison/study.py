@@ -1,4 +1,4 @@
-"""What a study is: arms, and what is the same for all of them.
+"""What a study is: its arms, and what they all share.
 
     title: Deep or wide at equal FLOPs
     question: Which shape of one million parameters learns more from the same FLOPs?
@@ -13,12 +13,12 @@
     budget: 1.2e13 flops                            # of each run; or  together: 8 minutes  for all of them
     rates: [1e-3, 2e-3, 4e-3]                       # every arm gets the same trials
 
-Every run of a study is a recipe (tandem/recipe): that of its arm under the study's overrides, with the seed, the budget
-and the learning rate that the study gives. Mistakes are told like those of recipes, all at once, with their lines.
+Every run of a study is a recipe (tandem/recipe): that of its arm with the study's overrides, seed, budget and learning
+rate. Mistakes are reported like those of recipes: all at once, with their lines.
 
-With `rates`, every arm is first tried at each of them, on one seed that the comparison does not use, and its best is
-taken. The trials are judged on one half of the held-out documents, the arms on the other: what was chosen by a document
-must not be measured on it.
+With `rates`, every arm is first tried at each of them, with one seed that the comparison does not use, and keeps its
+best. The trials are scored on one half of the held-out documents and the arms on the other, so that no rate is measured
+on the documents by which it was chosen.
 """
 
 import functools
@@ -59,15 +59,15 @@ from tandem.recipe.resolve import resolve
 RATE = "optimiser.lr"
 SPLIT = "evaluation.split"
 POINTS = 20
-"""Of the curve of each run, where its recipe says nothing."""
+"""Points on the curve of each run, unless its recipe sets their number."""
 KEYS = ("extends", "grid")
-"""Of the file of a study, read elsewhere (recipe/document.py, grid.py)."""
+"""Keys of a study file that are read elsewhere (recipe/document.py, grid.py)."""
 JUDGED = ("evaluation.documents", "evaluation.final_documents", "evaluation.prefix")
-"""On how much of the text runs are judged."""
+"""Keys that decide on how much of the text runs are scored."""
 
 
 class Keys(Settings):
-    """What the file of a study says."""
+    """The contents of a study file."""
 
     title: str
     """What the study is called, in a few words."""
@@ -76,17 +76,17 @@ class Keys(Settings):
     recipe: str
     """Name or path of the recipe that the arms share."""
     overrides: dict[str, Any] = {}
-    """On top of the recipe, for every arm."""
+    """Changes to the recipe for every arm."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
-    """What each arm changes, by its name; `recipe` starts from another one."""
+    """What each arm changes, by arm name; `recipe` starts from another recipe."""
     baseline: str
     """The arm with which the others are compared."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    """Every arm is trained once with each."""
+    """Training seeds; every arm is trained once with each."""
     budget: str | None = None
     """What each run may spend, such as 2e6 tokens; the same for every arm."""
     together: str | None = None
-    """What all runs may spend together, trials included, in equal shares; in place of `budget`."""
+    """What all runs may spend together, trials included, in equal shares; instead of `budget`."""
     rates: list[Annotated[float, Field(gt=0)]] = []
     """Peak learning rates that every arm tries; none: that of its recipe."""
     tuning_seed: int = Field(1000, ge=0)
@@ -94,7 +94,7 @@ class Keys(Settings):
     trial_share: float = Field(1.0, gt=0, le=1)
     """The part of a run's budget that each trial spends."""
     level: float = Field(0.05, gt=0, lt=1)
-    """Probability at which a difference that is none may be called one."""
+    """Significance level: probability at which arms that do not differ may be said to."""
     targets: list[float] = []
     """Losses in nats per token; the report tells what each arm spent to reach them."""
 
@@ -122,14 +122,14 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """A study, resolved: whatever run it comes to has a recipe without a mistake."""
+    """A resolved study: every run that it may come to has a valid recipe."""
 
     name: str
     keys: Keys
     budget: Budget
     """Of each run."""
     layers: dict[str, list[Node]]
-    """What the recipe of each arm is made of, the most general first."""
+    """The layers of each arm's recipe, the most general first."""
 
     title = property(lambda self: self.keys.title)
     question = property(lambda self: self.keys.question)
@@ -141,7 +141,7 @@ class Study:
 
     @functools.cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """By arm, in order: dotted key -> value of what is not the same in all of them."""
+        """By arm, in order: dotted key -> value of the settings that differ between arms."""
         every = self._values_by_arm()
         keys = list(dict.fromkeys(key for values in every.values() for key in values))
         first, *others = every.values()
@@ -150,42 +150,42 @@ class Study:
 
     @functools.cached_property
     def starts(self) -> dict[str, Path]:
-        """By arm, the run from whose weights it starts; arms whose weights are drawn are left out."""
+        """By arm, the run from whose weights it starts; arms with random initial weights are left out."""
         every = self._values_by_arm()
         return {arm: Path(run) for arm, values in every.items() if (run := values.get("start.run"))}
 
     @functools.cached_property
     def texts(self) -> list[str]:
-        """Names of the training texts, without what only this machine knows of where they lie."""
+        """Names of the training texts, without the parts of their paths that are specific to this machine."""
         texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")
         return [_portable(text) for text in ([texts] if isinstance(texts, str) else texts)]
 
     def trials(self) -> list[Job]:
-        """Rate by rate, so that no arm is ahead of the others."""
+        """All trials, rate by rate, so that no arm is ahead of the others."""
         return [Job(arm, self.keys.tuning_seed, rate, True) for rate in self.rates for arm in self.layers]
 
     def runs(self, chosen: Mapping[str, float | None]) -> list[Job]:
-        """Those that are compared, seed by seed, of the arms whose rate is `chosen` (None: that of the recipe)."""
+        """The runs to compare, seed by seed, of the arms whose rate is `chosen` (None: that of the recipe)."""
         return [Job(arm, seed, chosen[arm], False) for seed in self.seeds for arm in self.layers if arm in chosen]
 
     def part(self, job: Job) -> float:
-        """Of a run's budget, what a job spends."""
+        """The fraction of a run's budget that a job spends."""
         return self.keys.trial_share if job.trial else 1.0
 
     def recipe(self, job: Job) -> Recipe:
-        """All that a run is. Raises: UserError for each mistake in the recipe of its arm."""
+        """The full recipe of a run. Raises: UserError for each mistake in the recipe of its arm."""
         rate = {"optimiser": {"lr": job.rate}} if job.rate else {}
         split = ("tuning" if job.trial else "comparison") if self.rates else "all"
         budget = _part(self.budget, self.part(job)) if job.trial else self.budget
         given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
-        if job.trial:  # it may be shorter than the run that they are steps of
+        if job.trial:  # a trial may be shorter than the run that these are steps of
             given["checkpoint"] = {"milestones": []}
         layers = self.layers[job.arm]
         curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)
         return resolve([curve, *layers, _node(given, DERIVED)], layers[-1].origin, Problems())
 
     def to_yaml(self) -> str:
-        """All that decides results."""
+        """Everything that decides results, as YAML."""
         own = self.keys.model_dump(mode="json", exclude={"recipe", "overrides", "arms"})
         return to_yaml({**own, "budget": str(self.budget), "arms": self._values_by_arm()})
 
@@ -193,20 +193,20 @@ class Study:
         return dict.fromkeys(self.layers, self.rates[0] if self.rates else None)
 
     def _values_by_arm(self) -> dict[str, dict[str, Any]]:
-        """Dotted key -> value of each arm's recipe, but for what the study gives to its runs."""
+        """By arm: dotted key -> value of its recipe, except for what the study itself sets for each run."""
         given = {"seed", "budget", *([RATE] if self.rates else [])}
         recipes = {job.arm: self.recipe(job) for job in reversed(self.runs(self._any_rate()))}
         return {arm: {k: recipes[arm].value(k) for k in recipes[arm].origins if k not in given} for arm in self.layers}
 
 
 def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
-    """Path of a study, the trees of its files, the most general first, and what is asked on top of them."""
+    """Path of a study, the trees of its files, the most general first, and the overrides on top of them."""
     path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)
     return path, read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))
 
 
 def study_of(path: Path, files: list[Node], above: list[Node], problems: Problems) -> Study:
-    """The study that the trees of its files make with those above. Raises: UserError with a line for each problem."""
+    """The study given by the trees of its files and of `above` on top. Raises: UserError, a line for each problem."""
     tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
     tree = Node(tree.value, files[-1].origin)
     keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems, KEYS)
@@ -222,7 +222,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
 
 
 def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(place in the file, what is wrong there), where each value alone would do."""
+    """(place in the file, what is wrong there) for values that are valid alone but not together."""
     if (keys.budget is None) == (keys.together is None):
         yield (
             (),
@@ -275,7 +275,7 @@ def _part(budget: Budget, share: float) -> Budget:
 
 
 def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[Node]]:
-    """The files behind each arm, what all arms change, and what it changes itself."""
+    """The recipe layers of each arm: its files, the changes for all arms, and its own changes."""
     layers: dict[str, list[Node]] = {}
     for arm, changes in tree.value["arms"].value.items():
         based = changes.value.pop("recipe", tree.value["recipe"])
@@ -288,9 +288,9 @@ def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[N
 
 
 def require_one_text(studies: Mapping[str, Study]) -> None:
-    """Every arm of studies, by name, reads the same text and is judged on the same documents.
+    """Checks that every arm of `studies` (by name) reads the same text and is scored on the same documents.
 
-    Raises: UserError, of all recipes at once.
+    Raises: UserError with the problems of all recipes at once.
     """
     lines: dict[str, None] = {}
     recipes: dict[str, Recipe] = {}
@@ -298,7 +298,7 @@ def require_one_text(studies: Mapping[str, Study]) -> None:
         try:
             recipes.setdefault(f"{job.arm} of {name}" if name else job.arm, studies[name].recipe(job))
         except UserError as error:
-            lines |= dict.fromkeys(str(error).splitlines())  # what the arms share is told once
+            lines |= dict.fromkeys(str(error).splitlines())  # problems that arms share are reported once
     (first, one), *others = recipes.items() or [("", Recipe())]
     for arm, recipe in others:
         for key in (key for key in recipe.origins if _is_text(key) or key in JUDGED):
@@ -312,7 +312,7 @@ def require_one_text(studies: Mapping[str, Study]) -> None:
 
 
 def _is_text(key: str) -> bool:
-    """Whether a key decides which tokens are read. Where they are kept and how sentences are cut changes none."""
+    """Whether a key decides which tokens are read. Where they are stored and how sentences are split does not."""
     return key.startswith("corpus.") and not key.startswith(("corpus.folder", "corpus.sentences"))
 
 
@@ -320,14 +320,14 @@ def _is_text(key: str) -> bool:
 
 
 def _aimed(asked: Node) -> Node:
-    """Overrides of a recipe's sections are meant for every arm."""
+    """Moves overrides of a recipe's sections to `overrides`, so that they apply to every arm."""
     sections = {key: node for key, node in asked.value.items() if key in SECTIONS}
     own = Node({key: node for key, node in asked.value.items() if key not in SECTIONS}, asked.origin)
     return Node({"overrides": Node(sections, asked.origin)}, asked.origin).over(own) if sections else own
 
 
 def _unfolded(tree: Node) -> Node:
-    """Dotted keys of a recipe as mappings in each other: `network.depth: 8` as `network: {depth: 8}`."""
+    """Dotted keys of a recipe as nested mappings: `network.depth: 8` as `network: {depth: 8}`."""
 
     def unfold(node: Node) -> Node:
         if not isinstance(node.value, dict):
@@ -346,7 +346,7 @@ def _unfolded(tree: Node) -> Node:
 
 
 def hollow(tree: Node, depths: Mapping[str, int]) -> Node:
-    """Without the parts of recipes that lie so deep under these keys: they are read with the recipe of each arm."""
+    """The tree, under these keys only down to `depths`: below are parts of recipes, read with those of the arms."""
 
     def cut(node: Node, depth: int) -> Node:
         if not isinstance(node.value, dict):
@@ -367,7 +367,7 @@ def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
 
 
 def _at(tree: Node, place: Iterable[str]) -> Node:
-    """What stands at a place; the tree itself where there is nothing."""
+    """The node at a place; the tree itself where there is none."""
     node: Node | None = tree
     for part in place:
         node = node and node.at(part)
@@ -375,6 +375,6 @@ def _at(tree: Node, place: Iterable[str]) -> Node:
 
 
 def _portable(text: str) -> str:
-    """`${DATA}/corpus/*.txt` as corpus/*.txt; of another absolute path its last part."""
+    """`${DATA}/corpus/*.txt` as corpus/*.txt; another absolute path as its last part."""
     rest = re.sub(r"^\$\{\w+\}/?", "", text)
     return Path(rest).name if os.path.isabs(rest) else rest

@@ -1,7 +1,7 @@
-"""What a study found, as numbers: what its page (report.py) and its table show, worked out once.
+"""What a study found, as numbers: what its page (report.py) and its table show, computed once.
 
 Means are over the seeds of an arm, spreads are standard deviations between seeds. Only runs that the study plans count;
-trials are kept apart. What a run spent before it reached a loss is read off its held-out curve, by straight lines.
+trials are kept apart. What a run spent before it reached a loss is interpolated linearly on its held-out curve.
 """
 
 import json
@@ -22,13 +22,13 @@ from tandem.comparison.study import Study
 from tandem.training.display import scaled
 
 MOVE_LOSSES = ("tandem", "commit", "torch", "numpy", "device", "precision", "cpu", "gpus")
-"""Of a process's environment: what may change losses, be it by rounding alone, and seconds."""
+"""Entries of a process's environment that may change losses, if only by rounding, and timings."""
 KEEP_APART = (*MOVE_LOSSES, "python", "platform", "cores", "threads")
-"""What may change any number. Nothing else of it is shown: paths and commands are its own."""
+"""Entries that may change any number. Only these are shown, not paths or commands."""
 
 
 class Spent(NamedTuple):
-    """Until a loss was reached."""
+    """What a run spent until it reached a loss."""
 
     tokens: float
     flops: float
@@ -46,7 +46,7 @@ class Summary:
     diverged: Set[tuple[str, float]]
     """(arm, learning rate) of trials that ended because their loss was not finite: they have no result."""
     ended: Set[tuple[str, int]] = frozenset()
-    """(arm, seed) of runs that ended so."""
+    """(arm, seed) of runs that ended for the same reason."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class Summary:
         return pays_for_ends(self.flat, self.study.arms.values())
 
     def nats(self, result: Result) -> np.ndarray:
-        """(D,) what a run is judged by."""
+        """(D,) the nats by which a run is judged."""
         return result.nats + result.end_nats if self.pays_for_ends else result.nats
 
     def per_token(self, result: Result) -> float:
@@ -89,7 +89,7 @@ class Summary:
 
     @cached_property
     def free_ends(self) -> Judgement:
-        """As if nobody had to pay for sentence ends."""
+        """The judgement without the nats of sentence ends."""
         return self._judged(lambda result: result.nats)
 
     def _judged(self, nats: Callable[[Result], np.ndarray]) -> Judgement:
@@ -102,14 +102,14 @@ class Summary:
         return len(self.flat[0].documents) if self.flat else 0
 
     def sample(self, arm: str, of: Callable[[Result], float]) -> Sample:
-        """Mean, spread and number of what `of` tells of each run; there must be one."""
+        """Mean, spread and number of the values of `of` over an arm's runs; there must be at least one."""
         return Sample.of([of(result) for result in self.runs[arm]])
 
     # Spent until a loss was reached -------------------------------------------------------------------------------
 
     @cached_property
     def targets(self) -> list[float]:
-        """Losses, from the highest: those of the study; else the one that every run reaches, and one or two before."""
+        """Losses, highest first: those of the study; else the lowest that every run reaches, and up to two above."""
         if self.study.targets:
             return sorted(self.study.targets, reverse=True)
         curves = [result.curve for result in self.flat if result.curve]
@@ -123,7 +123,7 @@ class Summary:
         return sorted({reached, *(loss for loss in early if reached < loss < start)}, reverse=True)
 
     def spent(self, arm: str, loss: float) -> tuple[Spent | None, int]:
-        """Mean over the runs of an arm, None unless all of them reach `loss`; and how many do."""
+        """What an arm's runs spent on average, None unless all of them reach `loss`; and how many do."""
         found = [spent for result in self.runs[arm] if (spent := spent_until(result.curve, loss)) is not None]
         every = len(found) == len(self.runs[arm]) > 0
         return Spent(*np.mean(found, 0).tolist()) if every else None, len(found)
@@ -131,8 +131,8 @@ class Summary:
     # Trials -------------------------------------------------------------------------------------------------------
 
     def trial_losses(self, arm: str) -> dict[float, float]:
-        """Learning rate -> nats per token of its trials, of those made, sentence ends paid for where the arm is told of
-        them; nan where the loss was not finite."""
+        """Learning rate -> nats per token of the trials so far, sentence ends included where the arm is given them;
+        nan where the loss was not finite."""
         by_rate = {
             rate: [r.nats_with_boundaries for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates
         }
@@ -153,7 +153,7 @@ class Summary:
 
     @property
     def _never(self) -> str:
-        """Why some of the missing runs will not come by waiting, and what to do."""
+        """Why waiting will not produce some of the missing runs, and what to do."""
         why = ""
         for arm in self.study.arms:
             losses = self.trial_losses(arm)
@@ -169,7 +169,7 @@ class Summary:
 
     @cached_property
     def environments(self) -> dict[str, list[str]]:
-        """What may change numbers -> every value that it had in some run, and those alone."""
+        """Entry of the environment that may change numbers -> every value that it had in some run."""
         return _environments(self.flat)
 
     @property
@@ -206,7 +206,7 @@ class Summary:
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """A headline, and what it rests on."""
+        """A headline, and the reason for it."""
         judged, level = self.judgement, self.study.level
         if not self.flat or judged.best is None:
             return "No result yet", f"No run of the study is finished.{self._never}"
@@ -266,12 +266,12 @@ class Summary:
 
 
 def pays_for_ends(results: Iterable[Result], arms: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether arms are told different things of where sentences end: then the nats of the ends are added.
+    """Whether arms are given different information about where sentences end: then the nats of the ends are added.
 
-    Where a span ends is known by counting; where a sentence ends says something of the text to come.
+    The end of a span can be found by counting; the end of a sentence says something about the text to come.
 
     Args:
-        arms: what each of them sets that the others do not (`Study.arms`).
+        arms: the settings of each that differ between arms (`Study.arms`).
     """
     told = {bool(result.end_nats.any()) for result in results}
     cut_alike = not any(key.startswith("corpus.sentences") for own in arms for key in own)
@@ -279,7 +279,7 @@ def pays_for_ends(results: Iterable[Result], arms: Iterable[Mapping[str, Any]]) 
 
 
 def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
-    """What was spent when the held-out curve first met `loss`; None where it never did."""
+    """What was spent when the held-out curve first reached `loss`; None where it never did."""
     if curve and curve[0].nats_per_token <= loss:
         return Spent(curve[0].tokens, curve[0].flops, curve[0].seconds)
     for before, after in pairwise(curve):
@@ -291,10 +291,10 @@ def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
 
 
 def mean_curve(curves: Sequence[Sequence[Point]], x: Callable[[Point], float]) -> list[tuple[float, float]]:
-    """(x, nats per token), the mean over the curves of an arm's runs, as far as all of them go.
+    """(x, nats per token), the mean over the curves of an arm's runs, within the range that all of them cover.
 
-    At the steps of the shortest, where all of them have these; runs that end by the clock have steps of their own, and
-    are read off their curves where the shortest has its points.
+    Taken at the steps of the shortest curve, where all of them have these. Runs that end by the clock have different
+    steps, so their curves are interpolated at the points of the shortest.
     """
     shortest = min(curves, key=len, default=[])
     by_step = [{point.step: point for point in curve} for curve in curves]
@@ -311,7 +311,7 @@ def mean_curve(curves: Sequence[Sequence[Point]], x: Callable[[Point], float]) -
 
 
 def non_embedding(parameters: Mapping[str, int]) -> int:
-    """Without the table of tokens and the head."""
+    """Number of parameters without the embedding table and the head."""
     return sum(count for role, count in parameters.items() if role not in ("embedding", "head"))
 
 
@@ -327,14 +327,14 @@ def signed(number: float) -> str:
 
 
 def chance(p: float) -> str:
-    """A probability, to go after the letter p."""
+    """A probability, formatted to follow the letter p."""
     if math.isnan(p):
         return "unknown"
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
 
 
 def _of_starts(study: Study) -> Iterable[str]:
-    """What a reader must know of arms that start from the weights of other runs."""
+    """What a reader must know about arms that start from the weights of other runs."""
     starts = study.starts
     if starts and (len(starts) < len(study.arms) or len(set(starts.values())) > 1):
         told = (f"{arm} from {run.name} ({_spent_before(run)})" for arm, run in starts.items())
@@ -350,7 +350,7 @@ def _of_starts(study: Study) -> Iterable[str]:
 
 
 def _spent_before(run: Path) -> str:
-    """What a run had spent in training, as far as its folder, read now, tells."""
+    """What a run had spent in training, as far as its folder, read now, records it."""
     if not (run / "result.json").is_file():
         return "no result of it is found, so what it had spent is unknown"
     result = json.loads((run / "result.json").read_bytes())

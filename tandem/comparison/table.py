@@ -13,7 +13,7 @@ from tandem.training.display import clock, scaled, short
 
 NONE = "\N{EN DASH}"
 ALONE = " †"
-"""Beside an interval over documents or seeds alone."""
+"""Marks an interval over documents alone or seeds alone."""
 PAID = (
     "Arms are told different things of where sentences end, and that says something of the text to come. So these ends "
     "are paid for: their nats are added to those of the text."
@@ -22,7 +22,7 @@ ENDS = f"{PAID} With the ends for nothing, as papers count:"
 
 
 class Column(NamedTuple):
-    """Of a table with a row for every arm."""
+    """A column of a table with a row for every arm."""
 
     title: str
     cell: Callable[[Summary, str], str]
@@ -76,7 +76,7 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
 
 
 def corrected_p(summary: Summary, arm: str) -> str:
-    """Of the difference to the baseline, by Holm over the arms."""
+    """The p-value of the difference to the baseline, Holm-corrected over the arms."""
     p = summary.judgement.p_to_baseline.get(arm, math.nan)
     return NONE if math.isnan(p) else chance(p).removeprefix("= ")
 
@@ -96,8 +96,8 @@ LIKELIHOOD = [
     Column("p (Holm)", corrected_p),
 ]
 IN_WINDOWS = Column("in windows of the context", _in_windows)
-"""Beside the others where an arm reads documents whole."""
-FREE_ENDS = [  # where arms are told different things of sentence ends
+"""Added where an arm reads documents whole."""
+FREE_ENDS = [  # where arms are given different information about sentence ends
     Column("nats/token, ends for nothing", _spread(lambda r: r.nats_per_token, fixed)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
     Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),
@@ -121,7 +121,7 @@ TIMED = [  # by the machine's clock
 
 
 def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
-    """Heads, and a row for every arm; an arm without runs has nothing in it."""
+    """A header, and a row for every arm; an arm without runs has dashes in it."""
     cells = [
         [column.cell(summary, arm) if found else NONE for column in columns] for arm, found in summary.runs.items()
     ]
@@ -141,7 +141,7 @@ def likelihoods(summary: Summary) -> list[list[str]]:
 
 
 def plain(summary: Summary) -> str:
-    """Verdict and tables; up to "by the clock" the same for two studies that found the same."""
+    """Verdict and tables; everything before "by the clock" is the same for two studies with the same results."""
     headline, reason = summary.verdict
     parts = [
         f"{summary.study.title}\n{summary.study.question}",

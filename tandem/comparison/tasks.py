@@ -1,10 +1,10 @@
-"""A trained network under named tasks: what it reaches, with standard errors, as a table and as files of the run.
+"""Evaluates a trained network on named tasks: scores with standard errors, as a table and as files of the run.
 
     RUN/tasks/hellaswag.json           metrics, errors, settings, versions, data, machine
     RUN/tasks/hellaswag.items.jsonl    one line for each item: its log-likelihoods and metrics
     RUN/tasks/brown.json               a text: nats per token and bits per byte
 
-Tasks of the harness come from evaluation/harness.py, texts by the ruler; evaluation/task_files.py reads both.
+evaluation/harness.py runs harness tasks, evaluation/likelihood.py scores texts; evaluation/task_files.py reads both.
 """
 
 import json
@@ -31,12 +31,12 @@ Record = dict[str, Any]
 
 
 def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit: int | None, rows: int | None) -> None:
-    """Asks a run's network what task files say, shows what it reached and keeps it in `folder`, task by task.
+    """Evaluates a run's network on the tasks of `files`, shows the scores and stores them in `folder`, task by task.
 
     Args:
         limit: items of each task, documents of each text; None: all.
-        rows: prompts of a task read at a time; None: the run's evaluation.rows.
-    Raises: UserError where a task can not be read, or the network can not do it.
+        rows: prompts of a task read at once; None: the run's evaluation.rows.
+    Raises: UserError where a task cannot be read, or the network cannot do it.
     """
     if any(isinstance(file, TaskFile) for file in files):
         require("lm_eval", "harness")
@@ -57,7 +57,7 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
 
 
 def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Iterator[tuple[Record, list[Record]]]:
-    """What the harness found, and about each item."""
+    """The record of each harness task, and records of its items."""
     from tandem.evaluation.harness import REQUEST_ORDER, RESAMPLES, Harness, run_tasks
 
     network, tokenizer = run.whole_network(), run.corpus.tokenizer
@@ -80,8 +80,8 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
 
 
 def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
-    """Likelihood of each text by the ruler, and by document; per word, too, as tables of papers have it, where whole
-    documents are asked."""
+    """Likelihood of each text, and of each of its documents; also per word, as papers report it, where documents are
+    scored whole."""
     prefix = run.recipe.evaluation.prefix
     stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.")
     for name, store in stores.items():

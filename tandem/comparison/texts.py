@@ -1,9 +1,9 @@
-"""Further texts that a trained network is judged on, each under a name, by the same ruler as the held-out text.
+"""Further texts that a trained network is scored on, each under a name, in the same way as the held-out text.
 
     evaluation: {texts: {books: books/*.txt, news: [a.jsonl, b.jsonl]}}
     tandem evaluate RUN --texts poems=poems.txt
 
-They are read with the run's tokenizer into stores of their own, once, beside the run's corpus.
+Each is tokenized once with the run's tokenizer, into a separate store beside the run's corpus.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ def text_stores(recipe: Recipe, corpus: Corpus) -> dict[str, Store]:
 
 
 def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[str, Store]:
-    """Texts given as NAME=PATH; several of one name are one text. Raises: UserError for anything else."""
+    """Texts given as NAME=PATH; several with one name form one text. Raises: UserError for anything else."""
     texts: dict[str, list[str]] = {}
     for word in given:
         name, separator, path = word.partition("=")
@@ -43,7 +43,7 @@ def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[s
 def prepared_texts(
     recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str
 ) -> dict[str, Store]:
-    """The texts as stores; `prefix` and a name are what a message calls one."""
+    """The texts as stores; error messages call each one by `prefix` and its name."""
     if HELD_OUT in texts:
         raise UserError(f"{prefix}{HELD_OUT}: that is what the run's own text is called; take another name")
     stores = {}
@@ -63,7 +63,7 @@ def scored(
 ) -> Likelihood:
     """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share.
 
-    Raises: UserError where what is scored holds no text.
+    Raises: UserError where there is no text to score.
     """
     ranks, recipe = run.ranks, run.recipe
     require_bytes(store, recipe.batch.context, documents, split, recipe.evaluation.prefix)
@@ -89,8 +89,8 @@ def in_windows(
     split: str = "all",
     progress: Told = lambda done, total: None,
 ) -> dict[str, Any]:
-    """For a record: what a network that reads documents whole gives them in windows of the context, as all others
-    read; empty for the others."""
+    """For a record: likelihood in windows of the context, as most networks read, for a network that reads documents
+    whole; empty for other networks."""
     if not run.whole_network().reads_whole:
         return {}
     found = scored(run, store, documents, split, progress, whole=False)

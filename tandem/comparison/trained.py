@@ -1,7 +1,7 @@
-"""A run, opened for use: scored again, asked for text, analysed, exported.
+"""A trained run, opened for use: to evaluate it again, generate text with it, analyse it or export it.
 
-Finished runs and runs still in training serve alike, by their last checkpoint, or by that of a step; an exported model
-generates, too.
+This works for finished runs and for runs still in training, at their last checkpoint or at that of a given step.
+Exported models can generate text, too.
 """
 
 import json
@@ -38,7 +38,7 @@ from tandem.training.run import Run
 def open_trained(path: Path, unfinished: bool = False, step: int | None = None) -> Run:
     """The run in `path` at its last checkpoint, or at that of `step`.
 
-    Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` is taken, too.
+    Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` allows that.
     """
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
@@ -48,7 +48,7 @@ def open_trained(path: Path, unfinished: bool = False, step: int | None = None) 
     if last is None:
         again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
         raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
-    # A run that was trained on a GPU opens where there is none, and without a compiler: what is done here is eager.
+    # A run that was trained on a GPU also opens without one, and without a compiler: everything here runs eagerly.
     elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
     run = planned(folder, load(str(folder.recipe), elsewhere))
     run.progress = Progress(**checkpoint.restore(last, run.network))
@@ -90,8 +90,8 @@ def evaluate(
 def run_tasks(
     path: Path, names: str, limit: int | None, rows: int | None, unfinished: bool = False, step: int | None = None
 ) -> None:
-    """Asks the run in `path` tasks by their names (comparison/tasks.py) and keeps what it reached in `tasks/`."""
-    files = read_tasks(names)  # a mistake in a name is told before anything is opened
+    """Evaluates the run in `path` on tasks by name (comparison/tasks.py) and stores the scores in its `tasks/`."""
+    files = read_tasks(names)  # report a wrong name before opening anything
     judge_tasks(open_trained(path, unfinished, step), path / "tasks", files, limit, rows)
 
 
@@ -106,7 +106,7 @@ def continue_texts(
     as_json: bool = False,
     step: int | None = None,
 ) -> None:
-    """Prints what follows each prompt as it appears, or a JSON line for each (comparison/prompts.py)."""
+    """Prints the continuation of each prompt as it is generated, or a JSON line for each (comparison/prompts.py)."""
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
     network, tokenizer = open_model(path, unfinished, step)
@@ -117,10 +117,10 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False, step: int | None = None) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
-    Where no weights are looked at `path` may be a recipe's name, with `section.key=value` for it among the options;
-    numbers and picture then go to analysis/<recipe>.
+    For an analysis that needs no trained weights, `path` may be a recipe's name, with `section.key=value` for it among
+    the options; numbers and picture then go to analysis/<recipe>.
 
-    Raises: UserError for an unknown analysis or option, and where the network can not be asked this.
+    Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
     known = registered("analysis")
     if name not in known:
@@ -160,7 +160,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
 
 
 def _tables(record: dict[str, Any]) -> Iterator[str]:
-    """Lists of a record whose items are mappings of plain values, a column for each key."""
+    """Tables from the lists of a record whose items are mappings of plain values, a column for each key."""
     for key, rows in record.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             values = [[*row.values()] for row in rows]
@@ -175,7 +175,7 @@ def _cell(value: object) -> str:
 def converted(path: Path, overrides: list[str]) -> Recipe:
     """The recipe of the run in `path` for the network that wraps its own and starts as the same function.
 
-    Raises: UserError where no network does.
+    Raises: UserError where no network wraps it.
     """
     own = str(RunFolder.open(path).recipe)
     recipe = load(own)
@@ -189,9 +189,9 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 
 
 def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
-    """Exports the run in `path` to a new `folder`; what there is to say of it.
+    """Exports the run in `path` to a new `folder`; returns a message about it.
 
-    Raises: UserError where there is something already, or a file where a folder above it would be.
+    Raises: UserError where the folder is not empty, or where it or a folder above it is a file.
     """
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():

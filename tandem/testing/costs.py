@@ -1,4 +1,4 @@
-"""What a network says it costs, against what it does; part of the contract."""
+"""Checks the costs that a network states against what it runs; part of the contract."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +11,17 @@ from tandem.testing.cases import CONTEXT, EOS, Case, document
 
 
 def check_parameters(case: Case) -> None:
-    """`cost` counts the parameters that there are."""
+    """`cost` counts the parameters that the network has."""
     network = case.fresh()
     counted, held = network.cost().total_parameters, sum(p.numel() for p in network.parameters())
     assert counted == held, f"cost says {counted} parameters, the network holds {held}"
 
 
 def check_flops(case: Case) -> None:
-    """`cost` counts the products that are run: matrices exactly, attention at least the pairs that are read."""
+    """`cost` counts the products that run: matrices exactly; attention runs at least the pairs that `cost` counts."""
     network, n = case.fresh(), CONTEXT
     cost, batch = network.cost(), case.pack([[document(CONTEXT, 1)]])
-    begin = 0 if batch.blocks is None else int(batch.blocks.max())  # of what is asked
+    begin = 0 if batch.blocks is None else int(batch.blocks.max())  # of the targets
 
     def backpropagate() -> None:
         hidden, extra = network(network.embed(batch.tokens), batch)
@@ -30,12 +30,12 @@ def check_flops(case: Case) -> None:
 
     expected = cost.training(n, parts=(begin, n - begin) if begin else None)
     matrices, attention = _flops(backpropagate)
-    head = 6 * (n - begin) * cost.head  # of the targets here; in training a network may also ask for sentence ends
+    head = 6 * (n - begin) * cost.head  # of the targets here; in training a network may also predict sentence ends
     assert expected["head"] >= head, f"cost says {expected['head']:,} training FLOPs of the head, {head:,} are needed"
     _equal(matrices, expected["linear"] + cost.once + head, "training FLOPs of matrices")
-    # PyTorch's math attention keeps its scores: 12 a pair and channel where `cost` counts 14 with their recomputation
+    # PyTorch's math attention keeps its scores: 12 a pair and channel, where `cost` counts 14 to recompute them, too
     least = expected["attention"] * 12 // 14
-    # Two streams, each of which reads all there is of both
+    # Two streams, each reading all of both
     most = 12 * cost.passes * cost.pair * len(network.blocks) * (2 * n) ** 2
     assert least <= attention <= most, f"training FLOPs of attention: {attention}, cost {least}"
 
@@ -46,7 +46,7 @@ def check_flops(case: Case) -> None:
     matrices, attention = _flops(lambda: session.step(torch.tensor([EOS])))
     expected = cost.decode(n - 1)
     _equal(matrices, expected - 4 * cost.pair * cost.keys(n - 1), "FLOPs of matrices in a step")
-    # What one of two streams reads is computed for both, then masked: a hundredth here; a key too few is a fortieth
+    # What one of two streams reads is computed for both, then masked: a hundredth here; a missing key is a fortieth
     assert 0 <= matrices + attention - expected < 0.02 * attention, f"attention of a step: {attention}, of {expected}"
 
 
@@ -63,7 +63,7 @@ def check_cache(case: Case) -> None:
 
 
 def _flops(run: Callable[[], object]) -> tuple[int, int]:
-    """(FLOPs of products with matrices, FLOPs of batched products, which are attention's)."""
+    """(FLOPs of products with matrices, FLOPs of batched products, which are those of attention)."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the CPU's flash kernel counts as 0
         run()
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}

@@ -1,7 +1,7 @@
-"""Thought Gestalt as it is written down: one stream, one sentence at a time. The reference of tests and benchmarks.
+"""Thought Gestalt implemented literally: one stream, one sentence at a time. The reference for tests and benchmarks.
 
-Nothing is packed, shared between steps or put off: every sentence runs through all blocks, memory is projected anew for
-every sentence with its ranks added before, and the head reads one sentence at a time. No dropout.
+Nothing is packed, shared between steps or deferred: every sentence runs through all blocks, memory is projected again
+for every sentence after its ranks are added, and the head reads one sentence at a time. No dropout.
 
 Shapes: n + 2 positions of a sentence, F thoughts, C width, H heads, D head width.
 """
@@ -20,7 +20,7 @@ from tandem.nn.rope import Rotation, rotate
 
 @dataclass
 class Sentence:
-    """What one sentence gives: hidden states (n + 1, C) that predict, its thought (C,) and |r|."""
+    """The outputs of one sentence: hidden states (n + 1, C) that predict, its thought (C,) and |r|."""
 
     hidden: Tensor
     thought: Tensor
@@ -28,7 +28,7 @@ class Sentence:
 
 
 def literal_loss(network: Gestalt, batch: StreamBatch) -> Tensor:
-    """The loss of a step, of which `batch` is the whole."""
+    """The loss of a step that consists of `batch` alone."""
     c = network.config
     mass = [tokens + batch.end_weight * rows for tokens, rows in zip(batch.tokens_at, batch.rows_at, strict=True)]
     total, targets = torch.zeros(()), batch.targets[0]
@@ -48,7 +48,7 @@ def literal_loss(network: Gestalt, batch: StreamBatch) -> Tensor:
 
 
 def literal_sentence(network: Gestalt, tokens: Tensor, thoughts: list[Tensor], closed: bool = True) -> Sentence:
-    """One sentence behind all thoughts of its stream so far; `closed`: [EOS] stands behind its tokens."""
+    """Reads one sentence after all earlier thoughts of its stream; `closed`: [EOS] follows its tokens."""
     c, table = network.config, network.table.weight
     start = thoughts[-1] if c.seed and thoughts else table[network.begin]
     e = torch.cat((start[None].to(table.dtype), table[tokens], table[network.end][None][: int(closed)]))
@@ -108,7 +108,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 def _firsts(batch: StreamBatch) -> list[tuple[int, int]]:
-    """Of each stream, where its tokens and its labels begin."""
+    """For each stream, where its tokens and its labels begin."""
     found, token, label = [], 0, 0
     for stream in batch.lengths:
         found.append((token, label))

@@ -1,13 +1,13 @@
-"""Bugs of the kind people ship, each with the test that must then fail: what keeps the tests honest.
+"""Realistic bugs, each with the test that must then fail: they keep the tests honest.
 
     python -m tandem.testing.mutations                   all of them, in some seconds each
     python -m tandem.testing.mutations --only pads       those whose name contains a word
     python -m tandem.testing.mutations --one-per-network
 
-From a checkout: package and tests are copied to a temporary folder, and there one mutation at a time is applied, its
-test run, which passes without, and taken back. Tests run in forks of this process, which imports the large libraries
-once for all. Exit status 1 if any survives. `applied` does the same inside a running process, where the mutation lies
-in functions, and takes no time.
+Run it in a checkout. It copies package and tests to a temporary folder and there, one mutation at a time, applies the
+mutation, runs its test, which passes without it, and reverts it. Tests run in forks of this process, which imports the
+large libraries only once. Exit status 1 if any mutation survives. `applied` does the same inside a running process, for
+mutations inside functions, and takes no time.
 """
 
 import argparse
@@ -38,9 +38,9 @@ PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`text`, which occurs once in `file` of the package, is `replaced`; then `test` must fail.
+    """Puts `replaced` for `text`, which occurs once in `file` of the package; then `test` must fail.
 
-    test: the name of a check of the contract, or a file of tests and, after ::, a test in it.
+    test: the name of a check of the contract, or a test file and, after ::, a test in it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Mutation:
 
 
 def _shipped() -> Iterator[Mutation]:
-    """All that stand in the modules of bugs/."""
+    """All mutations in the modules of bugs/."""
     for module in pkgutil.iter_modules(bugs.__path__, bugs.__name__ + "."):
         for file, rows in importlib.import_module(module.name).BUGS.items():
             for name, test, text, replaced in rows:
@@ -76,9 +76,9 @@ MUTATIONS = list(_shipped())
 
 @contextlib.contextmanager
 def applied(mutation: Mutation) -> Iterator[None]:
-    """The bug in this process: functions and methods of the module stay who they are and get the mutated code.
+    """Applies the bug in this process: functions and methods of the module keep their identity and get mutated code.
 
-    Raises: AssertionError where it lies in no function.
+    Raises: AssertionError where the mutation is in no function.
     """
     module = importlib.import_module("tandem." + mutation.file.removesuffix(".py").replace("/", "."))
     codes = _codes(compile(mutation.mutated, str(module.__file__), "exec"))
@@ -95,7 +95,7 @@ def applied(mutation: Mutation) -> Iterator[None]:
 
 
 def one_per_network() -> dict[str, Mutation]:
-    """For every registered network a mutation of its own file that a check of the contract must notice."""
+    """For every registered network, a mutation of its own file that a check of the contract must catch."""
     import tandem.networks  # noqa: F401 - importing it registers them
 
     files = {name: inspect.getfile(cls) for name, cls in registered("network").items()}
@@ -106,13 +106,13 @@ def one_per_network() -> dict[str, Mutation]:
 
 
 def _codes(code: CodeType) -> dict[str, CodeType]:
-    """All code inside a module's by qualified name."""
+    """All code objects inside a module's code, by qualified name."""
     inside = [c for c in code.co_consts if isinstance(c, CodeType)]
     return {c.co_qualname: c for c in inside} | {k: v for c in inside for k, v in _codes(c).items()}
 
 
 def _functions(names: dict, module: str) -> Iterator[FunctionType]:
-    """Functions and methods defined in a module, without what wraps them."""
+    """Functions and methods defined in a module, without their wrappers."""
     for value in names.values():
         if inspect.isclass(value) and value.__module__ == module:
             yield from _functions(dict(vars(value)), module)
@@ -147,8 +147,8 @@ def main() -> int:
 
 
 def _is_killed(mutation: Mutation, copy: Path) -> bool:
-    """Whether the test, which passes in `copy`, fails while the mutation is applied there. Raises: as `_fails`, and
-    RuntimeError where it fails anyway.
+    """Whether the test, which passes in `copy`, fails with the mutation applied there. Raises: as `_fails`, and
+    RuntimeError where the test fails without it.
     """
     arguments = tuple(mutation.pytest_arguments)
     _require_pass(copy, arguments)
@@ -182,7 +182,7 @@ def _fails(copy: Path, arguments: tuple[str, ...]) -> tuple[bool, str]:
 
 
 def _test(copy: Path, arguments: tuple[str, ...], output: int) -> NoReturn:
-    """In a fork: ends the process as pytest does in `copy`, with that package in place of the one that is loaded."""
+    """In a fork: runs pytest in `copy`, with its package in place of the loaded one, and exits with pytest's status."""
     code: int = pytest.ExitCode.INTERNAL_ERROR
     try:
         os.dup2(output, 1)
@@ -193,7 +193,7 @@ def _test(copy: Path, arguments: tuple[str, ...], output: int) -> NoReturn:
         sys.path.insert(0, str(copy))
         for name in [name for name in sys.modules if name.partition(".")[0] == "tandem"]:
             del sys.modules[name]
-        sys.modules["__main__"] = ModuleType("__main__")  # which a test's processes would load again
+        sys.modules["__main__"] = ModuleType("__main__")  # the real one would be loaded again by a test's processes
         code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *arguments])
     finally:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Processes that train together, and what they are told to do."""
+"""Processes that train together, and what they run."""
 
 import contextlib
 import json
@@ -21,11 +21,11 @@ from tandem.training.parallel import joined
 from tandem.training.run import Run
 
 WAIT = 120
-"""Seconds after which a process is said to hang."""
+"""Seconds after which a process counts as hanging."""
 
 
 class Ranks:
-    """`count` processes that each run `target(*arguments)`; what they print lies in `log`.0, `log`.1, ..."""
+    """`count` processes that each run `target(*arguments)`; their output goes to `log`.0, `log`.1, ..."""
 
     def __init__(self, count: int, log: Path, target: Callable, *arguments):
         with socket.socket() as free:
@@ -54,7 +54,7 @@ class Ranks:
 
 
 def command(arguments: list[str], damage: str | None = None, at: int = 0) -> None:
-    """The command itself, on a machine with a flaw."""
+    """The `tandem` command, on a machine with the flaw `damage`."""
     if damage == "slow":
         _write_slowly()
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
@@ -70,7 +70,7 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
 
 
 def _write_slowly() -> None:
-    """Every file of a checkpoint is half there for a while, and so it is when a process is killed meanwhile."""
+    """Every file of a checkpoint is half-written for a while, and stays so when a process is killed meanwhile."""
     write_durably = checkpoint.write_durably
 
     def slowly(path: Path, data: bytes) -> None:
@@ -82,7 +82,7 @@ def _write_slowly() -> None:
 
 
 def _fill_disk(at: int) -> None:
-    """From the checkpoint of step `at` on this process finds no room for it."""
+    """From step `at` on, this process has no room for its checkpoints."""
     save = checkpoint.save
 
     def in_little_room(folder: Path, step: int, *rest):
@@ -98,7 +98,7 @@ def _fill_disk(at: int) -> None:
 
 
 def _warn_late(at: int) -> None:
-    """While the checkpoint of step `at` is saved this process alone hears that time is up."""
+    """While the checkpoint of step `at` is saved, only this process gets the signal that time is up."""
     save = checkpoint.save
 
     def meanwhile(folder: Path, step: int, *rest):
@@ -110,7 +110,7 @@ def _warn_late(at: int) -> None:
 
 
 def fail_alone(result: Path) -> None:
-    """The last of three processes fails before the others gather, in blocks within blocks; writes what all are told."""
+    """The last of three processes fails before the others gather, in nested blocks; writes what each one sees."""
     told = []
     with joined() as ranks:
         for gathers in (lambda: ranks.gather("value"), lambda: ranks.first(lambda: "value")):
@@ -145,7 +145,7 @@ def stage(
     compiled: bool = False,
     **given,
 ) -> dict:
-    """Steps `first` to `last`: losses and gradient norms, and in the end the nats of the ruler, and weights."""
+    """Trains steps `first` to `last`: losses and gradient norms, and at the end held-out nats and weights."""
     recipe = load("decoder/tiny", overrides)
     run = Run(recipe, pretrain.prepared(recipe), **given)
     if compiled:
