@@ -4,15 +4,16 @@
 
     steps    a training step of every registered network at S shape (12 blocks, C 768, 131 M), T 4,096, compiled,
              against the plain decoder, attention by flex and by triton
-    decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 3,072 more, batch 1
-             and 16, bfloat16, eager and as CUDA graphs; one wide context-ready block against six blocks. Prompts are
-             read in as many passes as training makes: in bfloat16 they converge in about as many as they have tokens
+    decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 512 more (3,072 for
+             the main networks at batch 16), batch 1 and 16, bfloat16, eager and as CUDA graphs; one wide context-ready
+             block against six blocks. Prompts are read in five passes, as in training: in bfloat16, convergence takes
+             about as many passes as there are tokens
     heads    the chunked head, eager and compiled, against full logits and F.cross_entropy, one target and eight
-    bags     a step in bags of 8 against a next-token step of as many positions
+    bags     a step in bags of 8 against a next-token step with as many positions
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
 
-Steps are those of a trainer without its records: autocast, chunked head, fused AdamW. A network that can not do what is
-asked (another view, no fixed session) is recorded with its reason. --tiny: a few channels, on any device.
+Steps are those of a trainer without logging: autocast, chunked head, fused AdamW. A network that cannot do what is
+asked (another view, no fixed session) is recorded with the reason. --tiny: a few channels, on any device.
 """
 
 import argparse
@@ -39,19 +40,19 @@ from tandem.recipe import registered
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = ("decoder", "sps", "double_decoder")
-"""Networks that come first, and whose decoding is timed to 4,096 tokens; of the others 512 tokens are."""
+"""Networks that come first; their decoding at batch 16 is timed to 4,096 tokens, all else for 512 tokens."""
 PEAK = 989e12
 """Dense bfloat16 FLOPs a second of an H100 or H200, by the data sheet."""
 Settings = dict[str, Any]
 S: Settings = {"depth": 12, "width": 768, "heads": 12, "mlp_width": 2304}
 M: Settings = {"depth": 24, "width": 1024, "heads": 16, "mlp_width": 3072}
 TINY: Settings = {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64}
-SPLIT = {S["depth"]: (8, 4), M["depth"]: (16, 8), TINY["depth"]: (1, 1)}  # of a double decoder's blocks
+SPLIT = {S["depth"]: (8, 4), M["depth"]: (16, 8), TINY["depth"]: (1, 1)}  # the stacks of a double decoder
 
 
 @contextlib.contextmanager
 def preferring(backend: str) -> Iterator[None]:
-    """Long queries on CUDA are read by this backend, whatever was measured."""
+    """Makes this backend serve long queries on CUDA, whatever was measured."""
     choose = measured.choose
     measured.choose = lambda *_: (backend == "triton", "asked for by a benchmark")
     try:
@@ -65,7 +66,7 @@ def build(name: str, shape: Settings, vocabulary: int, context: int, **settings:
     context_layers, generation_layers = SPLIT.get(shape["depth"], (1, 1))
     given = shape | {"context_layers": context_layers, "generation_layers": generation_layers} | settings
     known = {key: value for key, value in given.items() if key in cls.Config.model_fields}
-    with DEVICE:  # drawn there: a processor takes longer over the weights than the device over what is timed
+    with DEVICE:  # drawn on the device: a CPU takes longer over the weights than the device over what is timed
         network = cls(cls.Config(**known), vocabulary, context)
         with torch.no_grad():
             for parameter in network.parameters():
@@ -75,14 +76,14 @@ def build(name: str, shape: Settings, vocabulary: int, context: int, **settings:
 
 
 def rows_of(vocabulary: int, rows: int, T: int, seed: int = 0) -> Batch:
-    """Rows of a step, with its key: without one, networks read them as a score does."""
+    """Rows of a step, with its key; without a key, networks would read them as for scoring."""
     ids = torch.randint(vocabulary, (rows, T + 1), generator=torch.Generator().manual_seed(seed))
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, T, dtype=torch.long), key=seed)
 
 
 def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
-    """A training step, repeated on one batch: targets are counted on the host, then asked by the objective."""
-    objective = Superposition(Superposition.Config(bag=bag))  # of 1, next tokens
+    """A training step, repeated on one batch: targets are counted on the host, then the objective takes its loss."""
+    objective = Superposition(Superposition.Config(bag=bag))  # bags of 1 are next tokens
     options: Settings = {"fused": True} if CUDA else {}
     optimiser = torch.optim.AdamW(network.parameters(), lr=1e-4, **options)
     placed = batch.to(DEVICE)
@@ -110,13 +111,13 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
             network = build(name, shape, vocabulary, T, passes_min=None)
             cost = network.cost().training(T)
             flops = rows * sum(cost.values())
-            model = flops - rows * cost["attention"] / 7  # of 14 parts 2 are scores computed again: not the model's
+            model = flops - rows * cost["attention"] / 7  # 2 of 14 parts are scores computed again: not the model's
             if not options.tiny:
                 network.compile()
             step = stepper(network, rows_of(vocabulary, rows, T))
             arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
             times = time_arms(arms, options.rounds, warmup=3 if options.rounds else 1)
-        except Exception as error:  # another view, or a setting that this network lacks: said, and the next one
+        except Exception as error:  # another view, or a setting that this network lacks: record it and go on
             record(found | {"failed": told(error)})
             continue
         for backend, time_of in times.items():
@@ -149,17 +150,17 @@ def decode(record: Callable[[dict], None], options: Any) -> None:
             prompt, tokens = (5, 3) if options.tiny else (1024, 3072 if rows > 1 and what in LONG else 512)
             found: dict[str, Any] = {"network": what, "rows": rows, "prompt": prompt, "tokens": tokens}
             try:
-                if network is None:  # once for all rows: to draw so many weights takes longer than to decode
+                if network is None:  # once for all rows: drawing weights takes longer than decoding
                     network = build(name, TINY if options.tiny else shape, vocabulary, 4096, prefill=5)
                     network = network.to(torch.bfloat16 if CUDA else torch.float32)
                 _decode_into(found, network, vocabulary, options.rounds)
-            except Exception as error:  # no session for plain prompts, or none that can be fixed
+            except Exception as error:  # no session for plain prompts, or none of a fixed size
                 found["failed"] = told(error)
             record(found)
 
 
 def _decode_into(found: dict[str, Any], network: Any, vocabulary: int, rounds: int) -> None:
-    """Tokens a second, each entered as it is measured: eager, of the first few; as CUDA graphs, of all."""
+    """Tokens a second, entered as they are measured: eager over the first few tokens, as CUDA graphs over all."""
     rows, prompt, tokens = found["rows"], found["prompt"], found["tokens"]
     ids = torch.randint(vocabulary, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
     few, all_ = (min(tokens, 48), tokens - 1) if rounds else (1, 1)
@@ -181,7 +182,7 @@ def _decode_into(found: dict[str, Any], network: Any, vocabulary: int, rounds: i
 
 
 def _stepped(session: Any, token: Tensor, steps: int) -> float:
-    """Seconds for so many steps, the likeliest token each."""
+    """Seconds for `steps` steps, each with the likeliest token."""
     began = _now()
     for _ in range(steps):
         token = session.step(token).argmax(-1)
@@ -250,7 +251,7 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
 
 
 def _peak(run: Callable[[], Any]) -> int | None:
-    """Bytes that the device's memory grows by at most, once everything is compiled, set up and warm."""
+    """Peak growth of the device's memory in bytes, once everything is compiled, set up and warm."""
     if not CUDA:
         return None
     run()

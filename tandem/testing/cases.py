@@ -1,7 +1,7 @@
 """The networks and texts that the contract is checked on.
 
-Networks are built tiny, their parameters drawn far from zero (at N(0, 0.02) a tiny network hardly notices its
-attention) and in float64, where a tolerance need not leave room for anything but a bug.
+Networks are tiny. Their parameters are drawn far from zero, because at N(0, 0.02) attention hardly affects a tiny
+network, and are float64, so that tolerances can be tight enough to catch any bug.
 
 Shapes: B rows, T tokens, C width, V vocabulary.
 """
@@ -40,12 +40,12 @@ class Case:
         return self.name
 
     def fresh(self, seed: int = 0) -> Network:
-        """As training builds it."""
+        """The network as training builds it."""
         generator = torch.Generator().manual_seed(seed)
         return self.network(self.config, self.vocabulary, CONTEXT, generator)  # type: ignore[call-arg]
 
     def build(self, seed: int = 0) -> Network:
-        """In float64, every parameter moved far from where it starts."""
+        """The network in float64, every parameter moved far from its initial value."""
         network, generator = self.fresh(seed).double(), torch.Generator().manual_seed(seed)
         for parameter in network.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
@@ -56,7 +56,7 @@ class Case:
         return network
 
     def pack(self, rows: list[list[list[int]]]) -> Batch:
-        """Rows of documents, with all asked of them that this network can be asked: all, or the end of each."""
+        """Rows of documents with all the targets that this network can have: all, or the end of each document."""
         batch = pack(rows)
         if not self.network.suffixes_only:
             return batch
@@ -79,7 +79,7 @@ class _Half(nn.Module):
 
 
 def halving() -> ContextReady:
-    """Its passes can be worked out by hand: blocks are the identity, F(norm(u)) = u / 2, every embedding is 1."""
+    """A network to work out by hand: blocks are the identity, F(norm(u)) = u / 2, every embedding is 1."""
     network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()  # type: ignore[call-arg]
     assert isinstance(network, ContextReady)
     network.correction = _Half()  # type: ignore[assignment]
@@ -107,7 +107,7 @@ class Task:
 
 
 def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
-    """Every registered objective that all `networks` take, at each of its tiny settings, or at so many of them."""
+    """Every registered objective that all `networks` accept, at its tiny settings, or the first `settings` of them."""
     return [
         Task("-".join(filter(None, (name, setting))), cls(config))
         for name, cls in registered("objective").items()
@@ -117,7 +117,7 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
 
 
 def packed(rows: list[list[list[int]]]) -> PackedRows:
-    """Rows of equal length, given as documents, over and over."""
+    """Rows of equal length, given as documents, repeated forever."""
     view = PackedRows.__new__(PackedRows)
     view.order, view.begin = as_written([text for row in rows for text in row]), 0
     view.rows, view.context, view.seed = len(rows), sum(map(len, rows[0])), 0
@@ -145,7 +145,7 @@ class _AsWritten(Order):
 
 
 def as_written(documents: list[list[int]]) -> Order:
-    """These documents over and over, in the order in which they are given."""
+    """These documents, repeated forever in the given order."""
     return _AsWritten(documents)
 
 
@@ -159,7 +159,7 @@ def document(length: int, seed: int) -> list[int]:
 
 
 def pack(rows: list[list[list[int]]]) -> Batch:
-    """Rows of documents side by side; a row shorter than the longest ends in a document that asks nothing."""
+    """Rows of documents side by side; shorter rows are padded with a document that has no targets."""
     width = max(sum(map(len, row)) for row in rows)
     tokens, targets, starts = [], [], []
     for row in rows:
@@ -180,9 +180,9 @@ def texts() -> list[list[list[int]]]:
 
 
 def log_probabilities(network: Network, text: list[int], prompt: int | None = None) -> Tensor:
-    """log p (T, V) of every id after every token of one text, asked of `score`: one row for each id.
+    """log p (T, V) of every id after every token of one text, from `score` with one row for each id.
 
-    `prompt`: tokens that a session gets at once; a network that reads in blocks has one boundary there.
+    `prompt`: tokens that a session would get at once; a network that reads in blocks has one boundary there.
     """
     V = len(network.head)
     tokens = torch.tensor([text]).expand(V, -1)

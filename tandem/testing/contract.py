@@ -1,10 +1,10 @@
-"""What every network promises, as checks that anyone who adds one can run.
+"""What every network must guarantee, as checks that anyone who adds one can run.
 
     for case in cases():                     every registered network at each of its tiny settings
         for check in CHECKS.values():
             check(case)                      AssertionError with the reason, or nothing
 
-A check asks only what `Network` promises, never which network it holds.
+A check relies only on what `Network` promises, never on which network it tests.
 
     EXACT   1e-9    same formula, other shapes or order of summation, in float64
     FLOAT   1e-4    logits of a session, which are float32
@@ -39,7 +39,7 @@ EXACT, FLOAT = 1e-9, 1e-4
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    """Raises: AssertionError naming `what`, where shapes differ or values do by more than `tolerance`."""
+    """Raises: AssertionError naming `what`, where shapes differ or values differ by more than `tolerance`."""
     if actual.shape != expected.shape:
         raise AssertionError(f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
     off = (actual - expected).abs().max().item() if actual.numel() else 0.0
@@ -48,7 +48,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None
 
 
 def same_gradients(actual: Network, expected: Network, what: str, own: Callable[[str], str | None] = str) -> None:
-    """Gradients of both by name, `own` giving the expected network's name for each of the actual one's."""
+    """Checks that gradients are equal; `own` maps the parameter names of `actual` to those of `expected`."""
     theirs = dict(expected.named_parameters())
     for name, parameter in actual.named_parameters():
         if (other := own(name)) is not None:
@@ -61,7 +61,7 @@ def same_gradients(actual: Network, expected: Network, what: str, own: Callable[
 
 
 def check_causality(case: Case) -> None:
-    """The gradient of a score with respect to the past of its document is not zero, to all else exactly zero."""
+    """The gradient of a score is nonzero with respect to the past of its document, and exactly zero to all else."""
     network, batch = case.build(), case.pack(texts())
     x = network.embed(batch.tokens).detach().requires_grad_()
     nll = network.score(batch, x)
@@ -79,7 +79,7 @@ def check_causality(case: Case) -> None:
 
 
 def check_future(case: Case) -> None:
-    """A changed future changes no score, however large the change: of tokens and of embeddings in turn."""
+    """Changing the future, in tokens or in embeddings, changes no score, however large the change."""
     network, batch = case.build(), case.pack(texts())
     x = network.embed(batch.tokens).detach()
     nll = network.score(batch).detach()
@@ -117,7 +117,7 @@ def check_rows(case: Case) -> None:
 
 
 def check_reading(case: Case) -> None:
-    """What `read` gives is what scores are made of: with the head, the logits of every position."""
+    """Scores follow from the output of `read`: with the head, it gives the logits of every position."""
     network, text = case.build(), document(20, 1)
     if network.suffixes_only:
         return
@@ -127,7 +127,7 @@ def check_reading(case: Case) -> None:
 
 
 def check_probabilities(case: Case) -> None:
-    """Ids of the vocabulary, and boundaries where a network draws them, share all the probability."""
+    """The probabilities of all ids, and of boundaries where a network predicts them, sum to one."""
     network, text = case.build(), document(20, 1)
     begin = 6 if network.suffixes_only else 0
     total = log_probabilities(network, text, prompt=begin + 1 if begin else None)[begin:, : network.ids].exp().sum(-1)
@@ -173,7 +173,7 @@ def check_unequal_prompts(case: Case) -> None:
 
 
 def check_fork(case: Case) -> None:
-    """Continuations of a fork do not touch each other."""
+    """Continuations of a fork do not affect each other."""
     network, prompts = case.build(), [document(n, n)[:-1] for n in (14, 6)]
     session = network.session(2)
     session.prefill(prompts)
@@ -189,7 +189,7 @@ def check_fork(case: Case) -> None:
 
 
 def check_fork_of_rows(case: Case) -> None:
-    """A fork of some rows, in another order or several times, goes on with their texts."""
+    """A fork of some rows, in another order or several times, continues their texts."""
     network, rows = case.build(), [2, 0, 0, 1]
     prompts, more = [document(n, n)[:-1] for n in (14, 6, 9)], [document(9, 10 + row) for row in range(4)]
     full = [
@@ -236,7 +236,7 @@ def check_loss(case: Case) -> None:
 
 
 def check_degeneracy(case: Case) -> None:
-    """At its settings that are the plain decoder's, loss and gradients are the plain decoder's."""
+    """At the settings that make it a plain decoder, loss and gradients are the plain decoder's."""
     config, plain, own = case.network.degenerate(case.config)
     network = replace(case, config=config).build()
     vocabulary = len(network.head)  # with the boundaries that it predicts
@@ -254,9 +254,9 @@ def check_degeneracy(case: Case) -> None:
 
 
 def check_accumulation(case: Case) -> None:
-    """A step cut into micro-batches, with unequal numbers of targets, is the same step."""
+    """A step split into micro-batches, with unequal numbers of targets, is the same step."""
     rows = [[document(27, 1)], [document(3, 2)] * 9, [document(n, n) for n in (12, 3, 8, 4)], [[EOS]] * 27]
-    for task in tasks(case.network):  # the last row of tokens asks nothing
+    for task in tasks(case.network):  # the last row has no targets
         whole, parts = case.build(), case.build()
         loss = backward(whole, task.objective, task.batches(rows))
         cut = task.batches(rows, parts=len(rows))
@@ -265,12 +265,12 @@ def check_accumulation(case: Case) -> None:
 
 
 def check_recompute(case: Case) -> None:
-    """Recomputing activations in the backward changes nothing."""
+    """Recomputing activations in the backward pass changes nothing."""
     _same_training(case, lambda network: setattr(network, "recompute", True), "with recomputation")
 
 
 def check_compiled(case: Case, backend: str = "eager") -> None:
-    """Compiled training is eager training; by default as far as a network can spoil it, in the captured graphs."""
+    """Compiled training equals eager training; by default checks only the captured graphs."""
     torch._dynamo.reset()
     _same_training(case, lambda network: network.compile(backend), "compiled")
 
@@ -286,7 +286,7 @@ def _same_training(case: Case, change: Callable[[Network], object], what: str) -
 
 
 def check_initialisation(case: Case) -> None:
-    """Every parameter is drawn, and from the generator alone."""
+    """Every parameter is initialised, and from the given generator alone."""
     fresh = []
     with _unwritten_memory_is_nan():
         for seed in (1, 2):
@@ -320,7 +320,7 @@ def check_gradients(case: Case) -> None:
 
 
 def check_overfitting(case: Case) -> None:
-    """One batch can be learned by heart, as every objective asks for it first."""
+    """One batch can be learned by heart, in the first phase of every objective."""
     for task in tasks(case.network, settings=1):
         batches = task.batches([[document(8, 1)], [document(3, 2), document(5, 3)]])
         network, floor = case.fresh(), task.objective.floor(batches[0])
