@@ -3,8 +3,8 @@
     hf:owner/name                                     the only configuration, split "train"
     hf:owner/name/config@revision?split=validation    revision: a branch, a tag, or the commit that fixes the text
 
-What was asked is the identity of what is prepared from it: without a revision the corpus stays what it was when it was
-prepared, whatever happens on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
+A prepared corpus is identified by this name: without a revision, it stays as it was when it was prepared, whatever
+changes on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
 Cost: the download; training a tokenizer on it reads its beginning once more.
 """
 
@@ -33,7 +33,7 @@ class Hub:
     split: str
     field: str
     size: None = None
-    """Bytes: unknown, for not every data set says so."""
+    """Bytes: unknown, because not every data set states them."""
 
     @classmethod
     def parse(cls, name: str, field: str) -> "Hub":
@@ -47,7 +47,7 @@ class Hub:
         return f"{self.name} {self.field}"
 
     def check(self) -> None:
-        """Raises: UserError where `datasets` is not installed, or it finds no such data set, split or column."""
+        """Raises: UserError if `datasets` is not installed, or finds no such data set, split or column."""
         columns = self._open().column_names
         if columns is not None and self.field not in columns:
             there = ", ".join(columns)
@@ -71,7 +71,7 @@ class Hub:
             for record in records:
                 row += 1
                 yield record
-        except (OSError, ValueError) as error:  # the connection; a damaged file
+        except (OSError, ValueError) as error:  # a lost connection; a damaged file
             raise UserError(f"{self.name}: broke off after row {row} ({error}); prepare the corpus again") from error
 
     def _open(self) -> Any:
