@@ -87,7 +87,9 @@ def _fill() -> None:
 @main.command()
 def show(
     what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, a study, or `mask`.")] = None,
-    more: Annotated[list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: of what.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: a network or a recipe.")
+    ] = None,
 ) -> None:
     """Show what there is to choose from, and the options of each choice.
 
@@ -135,8 +137,10 @@ def _masks(what: str = "", *overrides: str) -> str:
 
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of the recipe.")]
-Unfinished = Annotated[bool, typer.Option("--unfinished", help="Also from a phase that is no language model yet.")]
-AtStep = Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint to open; the last unless given.")]
+Unfinished = Annotated[
+    bool, typer.Option("--unfinished", help="Also allow a phase in which it is no language model yet.")
+]
+AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Checkpoint to open; by default the last one.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 
 
@@ -144,7 +148,7 @@ RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/fir
 def prepare_text(
     recipe: str,
     overrides: Overrides = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Hold every byte of it against what was written.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every byte against what was written.")] = False,
 ) -> None:
     """Turn the text of a recipe into a prepared corpus; `train` does it too."""
     _fill()
@@ -175,7 +179,7 @@ def train(
     recipe: str,
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
     """Train a recipe; the same command again continues an interrupted run.
 
@@ -196,7 +200,7 @@ def convert(
     source: RunPath,
     overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of that run's recipe.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
     """Make a trained decoder context-ready, at first computing the same function, and train it further."""
     _fill()
@@ -230,9 +234,9 @@ def compare(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="KEY=VALUE of the study, or of all its recipes.")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; they share cores and GPUs.")] = 1,
-    studies: Annotated[Path, typer.Option(help="Where studies lie.")] = Path("studies"),
-    list_only: Annotated[bool, typer.Option("--list", help="Say what is done and what is missing.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Runs to train at a time; they share cores and GPUs.")] = 1,
+    studies: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("studies"),
+    list_only: Annotated[bool, typer.Option("--list", help="List what is done and what is missing.")] = False,
 ) -> None:
     """Train the arms of a study and compare them; the same command again continues, or shows the result.
 
@@ -257,14 +261,14 @@ def compare(
 def evaluate(
     run: RunPath,
     documents: Annotated[
-        int | None, typer.Option(min=1, help="Documents to score of each text; all unless given.")
+        int | None, typer.Option(min=1, help="Documents to score of each text; by default all.")
     ] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks to run instead: names, or paths of task files, with commas between.")
+        str | None, typer.Option(help="Tasks to run instead: names or paths of task files, separated by commas.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task; all unless given.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Prompts of a task read at a time.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task; by default all.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Task prompts to read at a time.")] = None,
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
@@ -293,19 +297,23 @@ def evaluate(
 @main.command()
 def generate(
     run: Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")],
-    prompts: Annotated[list[str] | None, typer.Argument(help="One text each; none: from the document end.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add, at most.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1)] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
-    seed: int = 0,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to continue; with none, start a new document.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Draw from the fewest tokens with probability p in all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same texts.")] = 0,
     file: Annotated[
-        str | None, typer.Option(help="Prompts from a file, a line each, or .jsonl; -: from standard input.")
+        str | None, typer.Option(help="Read prompts from a file, one per line or .jsonl; - reads standard input.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON line for each prompt, standard input likewise.")
+        bool, typer.Option("--json", help="Write a JSON line for each prompt, and read standard input as JSON lines.")
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Prompts served at a time; the texts do not depend on it.")] = 16,
+    rows: Annotated[int, typer.Option(min=1, help="Prompts to continue at a time; does not change the texts.")] = 16,
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
@@ -330,7 +338,7 @@ def generate(
 @main.command()
 def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
-    run: Annotated[Path, typer.Argument(help="Folder of a run; a recipe where no weights are looked at.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run; a recipe, if the analysis needs no weights.")],
     options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
     unfinished: Unfinished = False,
     step: AtStep = None,
@@ -345,10 +353,10 @@ def analyse(
 @main.command("import")
 def import_model(
     folder: Annotated[Path, typer.Argument(help="Folder of a Llama or Qwen3 model, as transformers saves it.")],
-    recipe: Annotated[str, typer.Argument(help="What the run takes beside network and tokenizer.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe for everything but network and tokenizer.")],
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
     """Make a run from a decoder trained elsewhere: to evaluate it, convert it, train it further or compare it."""
     _fill()
