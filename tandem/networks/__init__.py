@@ -1,4 +1,4 @@
-"""A file or several per architecture, its session included; importing this registers every network of this folder."""
+"""One or more files per architecture, its session included; importing this registers every network in this folder."""
 
 import importlib
 import pkgutil

@@ -1,16 +1,16 @@
-"""The plain decoder that is told where sentences begin and end: the honest opponents of sentence memory.
+"""The plain decoder with sentence boundaries in its text: the fair baselines for sentence memory.
 
     tokens   every token reads its document, boundary tokens included
     gist     it reads its own sentence, and of earlier ones their [EOS] alone: one softmax over two sources
 
     query i of sentence k, which starts at a_k      own positions [a_k, i + 1);  gathered [EOS] [first sentence, k)
 
-The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. In a score they
-are counted apart (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder. A session reads
-them where a prompt has them, and generation draws them like any token, unseen.
+The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. Scores count them
+separately (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder. A session reads those
+that a prompt has, and generation draws them like any token but does not show them.
 Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
-the mask is that of its text, for its authors' code states that theirs asked the queries for the gist flag.
-Cost: that of the plain decoder on its rows, boundaries included; the mask of gist reads fewer keys than are counted.
+the mask follows the paper's text, because the authors' code states that theirs tested the gist flag of queries.
+Cost: that of the plain decoder on its rows, boundaries included; with gist, fewer keys are read than are counted.
 Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
 """
 
@@ -46,8 +46,8 @@ class BoundaryDecoder(Decoder):
 
     class Config(Decoder.Config):
         sentences: Literal["tokens", "gist"] | None = "tokens"
-        """tokens: boundaries are tokens like any; gist: the sentence ends are all that is read of earlier sentences;
-        null: there are none."""
+        """tokens: boundaries are tokens like any other; gist: of earlier sentences, only the ends are read; null: no
+        boundaries."""
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -79,7 +79,7 @@ class BoundaryDecoder(Decoder):
         return [("own sentence", own, len(starts)), ("ends of sentences", ends, index.shape[1])]
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """With its boundaries, as in training; the last sentence stays open."""
+        """The text's tokens with sentence boundaries, as in training; the last sentence stays open."""
         if self.config.sentences is None or not text:
             return super().prompt(tokenizer, text)
         first, *others = open_sentences(text, tokenizer, self.segmentation)
@@ -117,15 +117,15 @@ class BoundaryDecoder(Decoder):
 
 
 def gist_spans(starts: Tensor, sentences: Tensor, queries: int | None = None) -> tuple[Span, Tensor, Span]:
-    """What positions read whose documents and sentences start at `starts` and `sentences`, both (B, N).
+    """The spans of positions whose documents and sentences start at `starts` and `sentences`, both (B, N).
 
     Args:
-        queries: only the last so many ask; None: all do.
+        queries: how many of the last positions are queries; None: all.
     Returns: the span over positions, the gathered positions (B, E), the span over these.
     """
     B, N = sentences.shape
     i = torch.arange(N)
-    is_end = torch.zeros(B, N + 1, dtype=torch.bool)  # what stands before a start ends something; the last one never
+    is_end = torch.zeros(B, N + 1, dtype=torch.bool)  # the position before a start is an end; the last one never is
     is_end[:, : N - 1] = sentences[:, 1:] == i[1:]
     before = is_end.long().cumsum(1) - is_end.long()  # ends before a position
     E = int(is_end.sum(1).max())
@@ -143,7 +143,7 @@ def gathered(kv: Tensor, index: Tensor) -> Tensor:
 
 
 class GistReader(SpanReader):
-    """Own sentence and the ends of those before it in the document."""
+    """Reads the query's own sentence and the ends of earlier ones in its document."""
 
     def __init__(self, network: BoundaryDecoder, starts: Tensor, sentences: Tensor, x: Tensor):
         self.rotation = network.rotation(0, x.shape[1], x)
@@ -157,7 +157,7 @@ class GistReader(SpanReader):
 
 
 class GistSession(DecoderSession):
-    """Keeps all positions, and reads what gist masking lets it; [BOS] begins a sentence wherever it is met."""
+    """Keeps all positions, and reads what gist masking allows; every [BOS] begins a sentence."""
 
     def __init__(self, network: BoundaryDecoder, rows: int):
         super().__init__(network, rows)

@@ -1,15 +1,15 @@
-"""A session whose steps are one CUDA graph: the host asks once for what it would ask for kernel by kernel.
+"""A session whose steps are one CUDA graph: the host launches a whole step at once, not kernel by kernel.
 
     session = CapturedSession(network.session(rows), capacity=4096)
     logits = session.prefill(prompts)           # as ever
     logits = session.step(logits.argmax(-1))    # the first one captures, all others are replayed
 
-A graph repeats the same kernels on the same memory. So caches are moved to memory that stays (`fix`), the column that
-is read is a number on the device, and so are the spans, which the host writes before each replay (`ready`). How many
-keys there are changes no kernel: the decoding kernel shares out what the spans say.
+A graph repeats the same kernels on the same memory. So caches are moved to memory that stays in place (`fix`). The
+column that a step reads and the spans are numbers on the device, which the host writes before each replay (`ready`).
+The number of keys changes no kernel: the decoding kernel divides whatever keys the spans cover.
 
-A step then costs what the device needs for it. For a small network that is less than what the host needs to ask.
-Kept: `capacity` entries of each cache, from the first step on.
+A step then takes the device's time alone. For a small network that is less than the host needs to launch the kernels.
+Kept: `capacity` entries of each cache that has no window, from the end of the prompt on.
 """
 
 from typing import Any
@@ -24,21 +24,21 @@ WARM_UPS = 3
 
 
 class FixedSteps:
-    """A session that can be fixed: it counts its `columns`, and says in `_fixed_plan` what the newest of them reads.
+    """A session that can be fixed: it counts its `columns`, and `_fixed_plan` says what the newest of them reads.
 
-    Of a fixed session, a step has a part for the host, `ready`, and one for the device, `step`, which a graph can hold.
+    A step of a fixed session has a host part, `ready`, and a device part, `step`, which a graph can capture.
     """
 
     clock: Tensor | None = None
-    """Of a fixed session, on the device: the column that a step reads."""
+    """In a fixed session: the column that a step reads, on the device."""
     state: tuple[Tensor, ...] = ()
-    """Of a fixed session: what a step changes beside entries of caches, which it would only write again."""
+    """In a fixed session: what a step changes, except cache entries, which a repeated step only overwrites."""
     columns: int
     caches: list[Any]
     plan: Any
 
     def ready(self) -> None:
-        """The host's part of the next step of a fixed session: which column it reads, and by which spans."""
+        """The host part of the next step of a fixed session: which column it reads, and through which spans."""
         assert self.clock is not None
         self.clock.fill_(self.columns)
         self.columns += 1
@@ -66,12 +66,12 @@ class FixedSteps:
 
 
 class CapturedSession:
-    """One token a row at a time; no fork, since a graph knows one memory.
+    """Reads one token a row at a time; cannot fork, since a graph is bound to its memory.
 
     Args:
         session: a new session of a network whose session can be fixed.
-        capacity: tokens that a row can have, prompt included.
-    Raises: ValueError where there is no CUDA device, or the session can not be fixed, with the reason.
+        capacity: the most tokens that a row can have, prompt included.
+    Raises: ValueError where there is no CUDA device, or the session cannot be fixed, with the reason.
     """
 
     def __init__(self, session: Any, capacity: int):
@@ -87,7 +87,7 @@ class CapturedSession:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
-        """As of any session; prompts of up to `capacity` tokens."""
+        """As in any session, with prompts of up to `capacity` tokens."""
         longest = max(map(len, prompts))
         if longest > self.capacity:
             raise ValueError(f"a prompt of {longest} tokens in a session of {self.capacity}; give it more capacity")

@@ -1,11 +1,11 @@
 """The Context-Ready Transformer: every token enters already in context, so fewer blocks are needed.
 
-A plain decoder lets a token in as a bare embedding e_t. Here a small network F corrects it by what the last block made
-of the token before, h_(t-1); the model is a recurrent network over positions:
+In a plain decoder a token enters as its bare embedding e_t. Here a small network F corrects the embedding with h_(t-1),
+the last block's output at the previous token; the model is a recurrent network over positions:
 
     c_t = F(norm(h_(t-1) + e_t))      h_t = blocks(e_t + c_t; caches)      logits_t = head(norm(h_t))      h_0 = 0
 
-and yet it trains in parallel. Pass k runs the blocks over the whole row with the corrections of the pass before:
+and yet it trains in parallel. Pass k runs the blocks over the whole row with the corrections of the previous pass:
 
     x(k) = e + c(k-1)      z(k) = blocks(x(k))      c(k)_t = F(norm(z(k)_(t-1) + e_t))      c(0) = 0
 
@@ -18,8 +18,8 @@ and yet it trains in parallel. Pass k runs the blocks over the whole row with th
 One pass is the plain decoder, bit for bit. K is fixed, or drawn for every step, the same for all its micro-batches and
 processes. `unroll: bptt` walks the row position by position instead and trains through the whole recurrence.
 
-Scores are those of streaming, which is what a session does: passes are added until no correction that a position can
-know of moves by more than `tolerance`. That is decided position by position, so a score depends on the past alone.
+Scores are those of streaming, which is what a session does: passes are added until no correction at a position or
+before it moves by more than `tolerance`. Each position is decided by itself, so a score depends on the past alone.
 
 Cost: K passes of the blocks and K - 1 corrections, each 8 C^2 multiply-adds, to train; one of each to decode a token.
 Source: The Context-Ready Transformer (arXiv 2606.27538), which may be under a pending patent: docs/context_ready.md.
@@ -45,7 +45,7 @@ from tandem.nn.init import initialise
 from tandem.nn.spans import Span
 from tandem.recipe import UserError, register
 
-WALKED = 8  # rows from which a CPU streams them side by side faster than in passes (docs/log.md)
+WALKED = 8  # from this many rows on, a CPU is faster streaming them side by side than in passes (docs/log.md)
 
 
 @register("network", "context_ready")
@@ -83,7 +83,7 @@ class ContextReady(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        # As many passes as the longest text has tokens: then training is streaming, and so are scores, by no session.
+        # As many passes as the longest text has tokens: then training and scores equal streaming without a session.
         exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12}
@@ -110,7 +110,7 @@ class ContextReady(Network):
 
     @property
     def shards(self) -> list[nn.Module]:
-        return list(self.blocks)[: -1 if self.config.correction == "tied" else None]  # its MLP is asked apart, too
+        return list(self.blocks)[: -1 if self.config.correction == "tied" else None]  # its MLP is also called alone
 
     @property
     def head(self) -> Tensor:
@@ -120,33 +120,33 @@ class ContextReady(Network):
         return self.wrapped.embed(tokens)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        self.wrapped.routings = []  # recomputing the corrections of the pass before has told of them again
+        self.wrapped.routings = []  # recomputing the previous corrections has reported them again
         e = self.wrapped.placed(x, batch)
         K = None if self.config.unroll == "bptt" else self._drawn(batch)
         z = self._walk(e, batch) if K is None else self._pass(e, batch, K)
         return self.touched(self.wrapped.norm(z), [self.correction] if K == 1 else []), self.wrapped.extra(batch)
 
     def read(self, batch: Batch, x: Tensor | None = None, passes: Passes | None = None) -> Tensor:
-        """As `Network.read`; `passes` in place of the settings'."""
+        """As `Network.read`; `passes` replaces the settings'."""
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
         asked: Passes = passes or self.config.score_passes
         walks = asked == "stream" and e.device.type == "cpu" and len(e) >= WALKED and not torch.is_grad_enabled()
         return self.wrapped.norm(self._walk(e, batch) if walks else self._pass(e, batch, asked))
 
     def _drawn(self, batch: Batch) -> int:
-        """K of this step: nothing but its key decides."""
+        """K of this step, a function of its key alone."""
         c = self.config
         if c.passes_min is None or batch.key is None:
             return c.passes
         return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(batch.key)))
 
     def _pass(self, e: Tensor, batch: Batch, passes: Passes) -> Tensor:
-        """The last block's output (B, T, C) of the last of K passes."""
+        """The last block's output (B, T, C) in the last of K passes."""
         reader = self.wrapped.reader(e, batch)
         return self.wrapped.states(plus(e, self.corrected(e, reader, batch.starts, passes)[0]), reader)
 
     def corrected(self, e: Tensor, reader: Any, starts: Tensor, passes: Passes) -> tuple[Tensor | None, int]:
-        """(c(K-1), with which the last pass enters, None for K = 1; K)."""
+        """(c(K-1), which enters the last pass, None for K = 1; K)."""
         if passes == "stream":
             return self._converged(e, reader, starts)
         c = None
@@ -155,10 +155,10 @@ class ContextReady(Network):
         return c, passes
 
     def corrections(self, e: Tensor, reader: Any, starts: Tensor) -> Iterator[Tensor]:
-        """c(1), c(2), ... without end; each is computed when it is asked for."""
+        """c(1), c(2), ... without end, each computed on demand."""
         first, c = _first(starts).to(e.device), None
         while True:
-            c = self.recomputed(self.next, e, c, reader, first)  # of a pass, its corrections alone are kept
+            c = self.recomputed(self.next, e, c, reader, first)  # of a pass, only its corrections are kept
             yield c
 
     def next(self, e: Tensor, c: Tensor | None, reader: Any, first: Tensor) -> Tensor:
@@ -178,7 +178,8 @@ class ContextReady(Network):
     def _converged(self, e: Tensor, reader: Any, starts: Tensor) -> tuple[Tensor, int]:
         """Corrections of streaming, within the tolerance, and the passes they took, at most T + 1.
 
-        A position stops when it and all before it in its document have: later tokens and other rows decide nothing.
+        A position stops when it and all before it in its document have converged: later tokens and other rows have no
+        influence.
         """
         T, first = e.shape[1], _first(starts).to(e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
@@ -194,7 +195,7 @@ class ContextReady(Network):
         return c, K
 
     def _walk(self, e: Tensor, batch: Batch) -> Tensor:
-        """The last block's output (B, T, C) of streaming, in training all of it in the graph."""
+        """The last block's output (B, T, C) in streaming; in training, all of it is in the autograd graph."""
         session = ContextReadySession(self, len(e))
         if torch.is_grad_enabled():
             session.inner.keep_graph()
@@ -208,7 +209,7 @@ class ContextReady(Network):
         return ContextReadySession(self, rows)
 
     def start_from(self, other: Network) -> None:
-        """Also from a trained network of the wrapped kind, whose function it then has, to the last bit."""
+        """Also starts from a trained network of the wrapped kind, and then computes its function bit for bit."""
         if type(other) is type(self):
             return super().start_from(other)
         if not self.config.has_own_network:
@@ -220,9 +221,9 @@ class ContextReady(Network):
         self.correction.zero()
 
     def cost(self, passes: int | None = None) -> Cost:
-        """`passes`: not of the mean step. For `prefill: converge` a prompt costs one pass, of as many as it takes."""
+        """`passes`: K in place of its mean. With `prefill: converge`, only one of a prompt's passes is counted."""
         c, work = self.config, self.correction.work(self.config)
-        # A prompt is read as tokens are decoded, also where the wrapped network reads inputs alone
+        # A prompt costs what decoding its tokens does, even where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
         P = c.prefill if isinstance(c.prefill, int) else None
         K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
@@ -243,7 +244,7 @@ class ContextReady(Network):
 
 @register("network", "context_ready_sps")
 class ContextReadySPS(ContextReady):
-    """State-Prediction Separation behind a correction: made of the stream that is read, it enters the inputs alone."""
+    """State-Prediction Separation behind a correction, made from the stream that is read and added to inputs alone."""
 
     Wrapped = SPS
 
@@ -268,8 +269,8 @@ class ContextReadySession:
         self.network = network
         self.inner = network.wrapped.session(rows)
         self.carry: Tensor | None = None
-        self.state: tuple[Tensor, ...] = ()  # as of DecoderSession
-        self.passes: int | None = None  # that the prompt took; None: it was read token by token
+        self.state: tuple[Tensor, ...] = ()  # as in DecoderSession
+        self.passes: int | None = None  # passes that the prompt took; None: read token by token
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
@@ -292,11 +293,11 @@ class ContextReadySession:
         return self.inner.logits(z[-1])
 
     def advance(self, e: Tensor) -> Tensor:
-        """The last block's output of the next column, whose embeddings e (B, 1, C) are corrected first."""
+        """The last block's output for the next column, whose embeddings e (B, 1, C) are corrected first."""
         if self.inner.clock is None:
             first = (self.inner.columns <= self.inner.pads)[:, None, None].to(e.device)
         else:
-            first = torch.zeros_like(e[..., :1], dtype=torch.bool)  # fixed behind the prompt
+            first = torch.zeros_like(e[..., :1], dtype=torch.bool)  # fixed after the prompt
         h = torch.zeros_like(e) if self.carry is None else self.carry
         x = e + self.network.correct(h, e, first)
         z = self.inner.states(x)
@@ -323,10 +324,10 @@ class ContextReadySession:
 
 
 def plus(e: Tensor, c: Tensor | None) -> Tensor:
-    """e + c, c = None being 0."""
+    """e + c, where c = None stands for 0."""
     return e if c is None else e + c
 
 
 def _first(starts: Tensor) -> Tensor:
-    """(B, T, 1): True where no position before carries anything, at a document's start (and in front of it)."""
+    """(B, T, 1): True where no earlier position carries anything: at a document's start (and before it)."""
     return (torch.arange(starts.shape[1]) <= starts)[..., None]

@@ -1,6 +1,6 @@
 """The correction of context-ready networks: the small network F in front of the blocks, and its settings.
 
-    c_t = F(norm(h_(t-1) + e_t))        h_(t-1): what the last block made of the token before, 0 at a document's start
+    c_t = F(norm(h_(t-1) + e_t))        h_(t-1): the last block's output at the previous token, 0 at a document's start
 
 F is an MLP of GELU, 4 C inner channels and biases. Source: The Context-Ready Transformer (arXiv 2606.27538).
 Shapes: B rows, T tokens, C width.
@@ -17,15 +17,16 @@ from tandem.nn.mlp import MLP
 from tandem.recipe import Settings
 
 Passes = Literal["stream"] | Annotated[int, Field(ge=1)]
-"""A number of passes, or as many as it takes to be streaming."""
+"""A number of passes, or as many as it takes to equal streaming."""
 
 
 class CorrectionConfig(Settings):
-    """What a context-ready network takes beside the options of the network it wraps."""
+    """The options of a context-ready network beyond those of the network it wraps."""
 
     correction: Literal["add", "token_blind", "concat", "block_head", "tied"] = "add"
-    """c_t from h (of the token before) and e (its own embedding): F(norm(h + e)); F(norm(h)), 0 at the first token;
-    F of norm(h) beside e; what the blocks added to the token before, without F; as add, with the last block's MLP."""
+    """c_t from h (of the previous token) and e (its own): add: F(norm(h + e)); token_blind: F(norm(h)), 0 at the first
+    token; concat: F of norm(h) beside e; block_head: what the blocks added to the previous token, without F; tied: as
+    add, with the last block's MLP for F."""
     correction_init: Literal["standard", "zero"] = "standard"
     """zero: the last matrix of F is 0, so that the network starts as the one it wraps, for any number of passes."""
     passes: int = Field(5, ge=1)
@@ -35,11 +36,11 @@ class CorrectionConfig(Settings):
     unroll: Literal["passes", "bptt"] = "passes"
     """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
     score_passes: Passes = "stream"
-    """Passes in scoring: as many as it takes to be streaming, or a number."""
+    """Passes in scoring: as many as it takes to equal streaming (stream), or a number."""
     prefill: Literal["converge"] | Passes = "converge"
-    """How a session reads its prompt: in passes until they are streaming, token by token, or in a number of passes."""
+    """How a session reads its prompt: in passes until converged (converge), token by token (stream), or in so many."""
     tolerance: float = Field(1e-5, ge=0)
-    """Change of a correction, in any channel, below which it has converged; at least 2 eps of what blocks read."""
+    """Change of a correction, in any channel, below which it has converged; at least 2 eps of the blocks' input."""
 
     def derive(self) -> dict[str, Any]:
         if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
@@ -54,18 +55,18 @@ class CorrectionConfig(Settings):
 
 
 class Correction(nn.Module):
-    """c from h, the last block's output one position before, and e, the embedding: both (B, T, C)."""
+    """c from h, the last block's output at the previous position, and e, the embedding: both (B, T, C)."""
 
     def __init__(self, config: Any):
         super().__init__()
         c, C = config, config.width
-        self.config, self.kind = config, c.correction  # initialisation asks for the settings
+        self.config, self.kind = config, c.correction  # initialisation reads the settings
         self.norm = nn.Identity() if c.correction == "block_head" else nn.LayerNorm(C, eps=c.norm_eps)
         inputs = 2 * C if c.correction == "concat" else C
         self.F = MLP("gelu", C, 4 * C, bias=True, inputs=inputs) if c.has_own_network else None
 
     def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
-        """`first` (B, T, 1): where a document starts, and so nothing is carried from before."""
+        """`first` (B, T, 1): where a document starts, so that nothing is carried over."""
         F, h = self.F or last_mlp, h.masked_fill(first, 0)
         if self.kind == "block_head":
             return h
@@ -74,7 +75,7 @@ class Correction(nn.Module):
         return F(torch.cat((self.norm(h), e), dim=-1) if self.kind == "concat" else self.norm(h + e))
 
     def zero(self) -> None:
-        """From here on it says 0, and learns: with both matrices 0, no gradient would ever reach the first."""
+        """Makes c 0, yet able to learn: with both matrices of F at 0, no gradient would ever reach the first."""
         assert self.F is not None
         nn.init.zeros_(self.F.down.weight)
         nn.init.zeros_(self.F.down.bias)

@@ -2,7 +2,7 @@
 
 One multiply-add is two FLOPs; training is three times the forward for matrix products. A query-key pair costs
 4 H D FLOPs forward (scores, and values) and 10 H D backward (those two again, recomputed, and their gradients):
-14 H D in training. What is linear in a number (norms, activations, embedding) is left out, as everywhere.
+14 H D in training. Elementwise work and lookups (norms, activations, embedding) are left out, as everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ class Cost:
     pair: channels H D of a query and its key, times the layers where all layers read alike; where they do not,
     pairs and keys are sums over layers.  pairs: keys read by all queries of one document of n tokens.
     keys: keys read by the queries at index n.  cache: numbers kept for decoding after n tokens.
-    passes: how often training runs the blocks over a row, on the mean.  training_linear: multiply-adds of all
-        blocks in training, all passes together, where these are not `linear`.
-    prefill_linear, prefill_pairs: those of a prompt, where they are not `linear` and `pairs`.
-    held_back: tokens at the end of a prompt that a session does not read as its prompt, whose logits are those of a
-        token read as it decodes: the last one, or (0) one of the network's own; None: a prompt has logits.
-    divided: of a document of so many tokens of context and so many generated ones, multiply-adds of all blocks and
-        pairs of all queries in training, where context is not read as the rest is.
+    passes: how often training runs the blocks over a row, on average.  training_linear: multiply-adds of all
+        blocks in training, all passes together, where these differ from `linear`.
+    prefill_linear, prefill_pairs: those of a prompt, where they differ from `linear` and `pairs`.
+    held_back: tokens at the end of a prompt that a session leaves out of its prefill, because the first logits come
+        from a decoded token: the prompt's last (1) or one of the network's own (0); None: the prefill gives logits.
+    divided: multiply-adds of all blocks and pairs of all queries in training on a document of so many tokens of
+        context and so many generated ones, where context is read differently from the rest.
     """
 
     parameters: dict[str, int]
@@ -53,7 +53,7 @@ class Cost:
     ) -> dict[str, int]:
         """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one).
 
-        parts: where only the end of a row is asked for, its tokens before that and from there on; None: all is asked.
+        parts: where only the end of a row is trained on, the tokens before it and in it; None: all are trained on.
         """
         linear = context * (self.linear if self.training_linear is None else self.training_linear)
         pairs = sum(self.pairs(n) for n in documents or [context])
@@ -66,7 +66,7 @@ class Cost:
         }
 
     def prefill(self, n: int) -> int:
-        """FLOPs to read a prompt of n tokens, logits left out."""
+        """FLOPs to read a prompt of n tokens, without logits."""
         linear = self.linear if self.prefill_linear is None else self.prefill_linear
         return 2 * linear * n + 4 * self.pair * (self.prefill_pairs or self.pairs)(n)
 

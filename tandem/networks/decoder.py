@@ -1,13 +1,13 @@
 """The plain decoder: every token reads all tokens before it in its document and predicts the next.
 
-The baseline of all five methods, and the backbone they share. By settings it is the house's model, GPT-2
+The baseline of all five methods, and the backbone they share. Its settings make it Tandem's own model, GPT-2
 (learned positions, LayerNorm, GELU, biases) or a Llama / Qwen model (grouped keys, QK-norm, untied head).
 
     tokens [s, i+1)                 s: where the document of position i starts
     tokens [max(s, i-w+1), i+1)     with a window of w
 
-Cost for one token of text: as many multiply-adds forward as blocks and head have weights, 4 H D FLOPs a layer for each
-token it reads; 2 G D numbers of cache a layer.
+Cost for one token of text: one multiply-add forward for each weight of blocks and head, 4 H D FLOPs a layer for each
+token it reads, and 2 G D numbers of cache a layer.
 
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabulary.
 """
@@ -40,7 +40,7 @@ class Decoder(Network):
     """The plain next-token Transformer; the contained baseline of every method."""
 
     whole = False
-    """Whether to compute what no score needs, too; analyses set it."""
+    """Compute also what no score needs; analyses set it."""
 
     class Config(BlockConfig):
         depth: int = Field(6, ge=1)
@@ -50,11 +50,11 @@ class Decoder(Network):
         tied: bool = True
         """The output matrix is the token table."""
         final_norm: NormKind | None = None
-        """Of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
+        """Norm of the output: rms, or layer with weight, bias and eps 1e-5; null: as in blocks."""
 
         @property
         def reach(self) -> int | None:
-            """Tokens before its own that a token may read; None: all of its document."""
+            """Earlier tokens that a token may read; None: all of its document."""
             return None if self.window is None else self.window - 1
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
@@ -72,7 +72,7 @@ class Decoder(Network):
     def tiny(cls) -> dict[str, Config]:
         gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
         qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False, "base_width": 8}
-        # The balance loss depends on how a step is cut, which the contract has to change nothing
+        # The balance loss depends on how a step is cut; the contract requires that nothing does
         moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24, "tied": False}
         given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}, "mixture": moe}
         return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
@@ -92,32 +92,32 @@ class Decoder(Network):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Of the states in a block, in the order of their rows; analyses ask for it."""
+        """Names of the states in a block, in the order of their rows; for analyses."""
         return ("tokens",)
 
     def restricted(self, window: int) -> Self:
-        """This network, weights shared, whose tokens read only `window` tokens before their own of what persists."""
+        """A copy that shares the weights; tokens read only `window` earlier tokens of the stream that persists."""
         other, given = copy.copy(self), self.config.window
         reads = window + 1 if given is None else min(window + 1, given)
         other.config = self.config.model_copy(update={"window": reads})
         return other
 
     def span(self, starts: Tensor, positions: Tensor | None = None) -> Span:
-        """What tokens read whose documents begin at `starts`."""
+        """The span of tokens whose documents begin at `starts`."""
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.run(self.placed(x, batch), self.reader(x, batch)), self.extra(batch)
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
-        """Embeddings with their positions, where these are learned: what enters the first block."""
+        """Embeddings plus positions, where these are learned: the input of the first block."""
         if self.places is None:
             return x
         index = torch.arange(x.shape[1]) - batch.starts
         return x + self.places(index.to(x.device))
 
     def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
-        """What all blocks read by, in any number of passes over a batch of embeddings shaped like `x`."""
+        """The reader of all blocks, for any number of passes over a batch of embeddings shaped like `x`."""
         return SpanReader(self, self.span(batch.starts), x)
 
     def run(self, x: Tensor, reader: Any) -> Tensor:
@@ -131,7 +131,7 @@ class Decoder(Network):
         return x
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation | None:
-        """Of columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
+        """For columns first .. first + length: rotary scores depend on distances, so documents need no restart."""
         if self.config.positions == "learned":
             return None
         return Rotation.of(self.config, first + torch.arange(length, device=like.device), like)
@@ -143,7 +143,7 @@ class Decoder(Network):
         c = self.config
 
         def read(n: int) -> int:
-            """Tokens before index n that its query reads, and that are kept for it."""
+            """Tokens before index n that the query at n reads, and that the cache keeps for it."""
             return n if c.reach is None else min(n, c.reach)
 
         def pairs(n: int) -> int:
@@ -166,7 +166,7 @@ class Decoder(Network):
 
 
 class SpanReader:
-    """Reads a whole batch at once: every layer by the same spans, planned once."""
+    """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
     def __init__(self, network: Any, span: Span, x: Tensor):
         self.network, self.span = network, span
@@ -187,13 +187,13 @@ class DecoderSession(FixedSteps):
         self.pads = torch.zeros(rows, dtype=torch.long)
 
     def keep_graph(self) -> None:
-        """Before the first column: from here on gradients flow into what is kept."""
+        """Makes gradients flow into the caches; to be called before the first column."""
         self.caches = [GraphCache(cache.window) for cache in self.caches]
 
     def fix(self, capacity: int) -> None:
-        """After the prompt: from here on one token a row at a time, `capacity` in all, in memory that never moves.
+        """After the prompt: moves the caches to fixed memory, for one token a row at a time, `capacity` in total.
 
-        Raises: ValueError for networks whose steps ask the host in between.
+        Raises: ValueError for networks whose steps need the host in between.
         """
         if self.network.places is not None:
             raise ValueError("learned positions are looked up from the host; a session of such a network is not fixed")
@@ -220,7 +220,7 @@ class DecoderSession(FixedSteps):
         return self.logits(self.states(self.enter(tokens)))
 
     def enter(self, tokens: Tensor) -> Tensor:
-        """What enters the first block for the next tokens (B, n), with their positions."""
+        """The input of the first block for the next tokens (B, n), learned positions included."""
         network = self.network
         tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)
         x = network.embed(tokens)
@@ -233,12 +233,12 @@ class DecoderSession(FixedSteps):
         return x
 
     def states(self, x: Tensor) -> Tensor:
-        """The last block's output for the next columns (B, n, C), which are then read."""
+        """The last block's output for the next columns (B, n, C), which enter the caches."""
         self._turn(x)
         return self.network.states(x, self)
 
     def _turn(self, x: Tensor) -> None:
-        """To the columns of x: positions and, with the first layer, what they read."""
+        """Moves on to the columns of x: sets their positions, and has the first layer plan what they read."""
         if self.clock is not None:
             self.rotation = self.network.rotation(self.clock, x.shape[1], x)
         else:
@@ -247,7 +247,7 @@ class DecoderSession(FixedSteps):
             self.plan = None
 
     def logits(self, x: Tensor) -> Tensor:
-        """(B, V) float32, of what follows the last column."""
+        """Logits (B, V) of what follows the last column, float32."""
         return (self.network.norm(x[:, -1]) @ self.network.head.T).float()
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class DecoderSession(FixedSteps):
         return attend(q, [Source(k, v, self.plan.spans[0])], plan=self.plan)
 
     def _span(self, queries: int, end: int) -> Span:
-        """What the newest columns, which end at index `end`, read of what the caches return."""
+        """The span of the newest columns, which end at index `end`, over what the caches return."""
         starts = (self.pads[:, None] - (self.columns - end)).clamp(0, end)
         return self.network.span(starts, torch.arange(end - queries, end))
 

@@ -1,7 +1,7 @@
-"""Block-Based Double Decoders: one stack reads the context once, a shallower one writes from what it left.
+"""Block-Based Double Decoders: one stack reads the context once, a shallower one writes from its latents.
 
 A causal context stack leaves one latent for every token. A causal generation stack reads the tokens of its own block
-and, of everything before the block, the latents alone, in one softmax. Where blocks begin is drawn
+and, for everything before the block, the latents alone, in one softmax. Block boundaries are random
 (corpus/partition.py), so one packed row trains both stacks with a loss at every token:
 
     tokens    t0 t1 | t2 t3 t4 | t5        b: where the block of position i begins     s: where its document does
@@ -9,16 +9,16 @@ and, of everything before the block, the latents alone, in one softmax. Where bl
     own       t4 reads tokens t2 .. t4     [max(b, s), i+1)      in the generation stack, which starts from embeddings
     latents   t4 reads latents h0, h1      [s, max(b, s))        empty in the first block of a document
 
-Own keys and those of latents come from the same projection and turn in the same absolute frame. In generation the
-prompt is context but for its last token, which opens the block that goes on until `commit` or `extend`: its cache holds
-the generation stack's keys and values alone, a third of the plain decoder's where two thirds of the blocks read.
+Keys of own tokens and of latents come from the same projection, rotated by the same absolute positions. In generation
+the prompt is context except for its last token, which opens a block that lasts until `commit` or `extend`. The cache
+holds the generation stack's keys and values alone: a third of the plain decoder's where a third of the blocks write.
 
-A batch that names its blocks (`Batch.blocks`, see corpus/partition.py) is read by these, in training and in scores: a
-prefix and its continuation is `prompt_blocks`, one boundary for each document. Without a boundary the context stack is
-idle and the generation stack is the plain decoder of as many blocks.
+A batch that names its blocks (`Batch.blocks`, see corpus/partition.py) is read in these, in training and in scores;
+`prompt_blocks` makes those of a prefix and its continuation, one boundary for each document. Without a boundary the
+context stack is idle and the generation stack is a plain decoder with as many blocks.
 
-Cost: near the plain decoder's of all blocks in training, and 2 C^2 multiply-adds more for each generation block; of the
-generation blocks alone in decoding.
+Cost: in training about the plain decoder's with all blocks, plus 2 C^2 multiply-adds for each generation block; in
+decoding that of the generation blocks alone.
 Source: Alexander et al., Block-Based Double Decoders (AdaptFM workshop, ICML 2026); docs/double_decoder.md.
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, P partitions of a score.
 """
@@ -48,9 +48,9 @@ from tandem.nn.spans import Span, causal, readable
 from tandem.recipe import register
 
 TILE = 192
-"""Queries of a tile at most: 0.534 T^2 pairs where the cheapest tiles visit 0.565, in as much time (T 2,048, CPU)."""
+"""Most queries of a tile: 0.534 T^2 pairs where the cheapest tiles visit 0.565, in the same time (T 2,048, CPU)."""
 Watch = Callable[[str, int, Tensor, list[Source]], object]
-"""Is told (stack, layer, q, sources) of all attention."""
+"""Called with (stack, layer, q, sources) of all attention."""
 
 
 @register("network", "double_decoder")
@@ -71,24 +71,24 @@ class DoubleDecoder(Network):
         tied: bool = True
         """The output matrix is the token table."""
         shared_kv: bool = True
-        """Latents are projected to keys and values as own tokens are; otherwise by a matrix of their own."""
+        """Latents are projected to keys and values by the matrix of own tokens; otherwise by one of their own."""
         sink: bool = False
         """The first block of a document may read the latent of the document's first token, as in the authors' code."""
         mixing: Literal["softmax", "biased"] = "softmax"
-        """One softmax over both sources; or two, merged by what each weighs, (log-sum-exp + bias) x temperature, both
-        learned for every head (authors' code, off in the paper; slow)."""
+        """softmax: one over both sources; biased: two, merged by (log-sum-exp + bias) x temperature, bias and
+        temperature learned for every head (authors' code, off in the paper; slow)."""
         document_mask: bool = True
-        """In training, a document reads nothing of those before it in its row. Scores are always by document."""
+        """In training, a document reads nothing of those before it in its row. In scores, no document ever does."""
         final_norm: NormKind | None = None
-        """Of the latents and of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
+        """Norm of the latents and of the output: rms, or layer with weight, bias and eps 1e-5; null: as in blocks."""
         context_loss: float = Field(0.0, ge=0)
         """Weight of a next-token loss of the context stack by itself, through the same head."""
         partition: PartitionConfig = PartitionConfig()
         """Where blocks begin."""
         score_partitions: int = Field(4, ge=1)
-        """P: a text's score is the mean of its nats under so many partitions, fixed before it is read."""
+        """P: a text's score is the mean of its nats under this many partitions, fixed in advance."""
         positions: Literal["adjacent", "halves"] = "adjacent"
-        """Pairs of the rotary positions."""
+        """How rotary positions pair the channels."""
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)
@@ -104,7 +104,7 @@ class DoubleDecoder(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        # Texts are short: the context is read where the first block ends early
+        # Texts are short: the context is read only if the first block ends early
         early: dict[str, Any] = {"min_context": 3}
         authors = {"sink": True, "mixing": "biased", "final_norm": "layer", "init": "xavier", "context_loss": 0.2}
         grouped = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False}
@@ -147,7 +147,7 @@ class DoubleDecoder(Network):
         return hidden, extra
 
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
-        """What the context stack leaves of every token, (B, T, C)."""
+        """The context stack's latent of every token, (B, T, C)."""
         x = x.to(self.context_stack.device)
         return self.context_stack(x, ContextReader(self, causal(starts), x), self.run_block)
 
@@ -157,7 +157,7 @@ class DoubleDecoder(Network):
         return self.generation_stack(x, BlockReader(self, latents, starts, blocks, x), self.run_block)
 
     def partition(self, batch: Batch, starts: Tensor | None = None, number: int = 0) -> Tensor:
-        """(B, T), where blocks begin: as the batch says, else as drawn for its step, else a score's `number`."""
+        """(B, T): where blocks begin, as the batch says, else drawn for its step, else by a score's `number`."""
         c, starts = self.config.partition, batch.starts if starts is None else starts
         if batch.blocks is not None:
             return batch.blocks
@@ -166,14 +166,14 @@ class DoubleDecoder(Network):
         return scoring_blocks(c, starts, batch.tokens.cpu(), self.context, number)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """As `Network.read`, by the first of the partitions that scores are made of."""
+        """As `Network.read`, under the first of the partitions that scores use."""
         x = self.embed(batch.tokens) if x is None else x
         return self.generated(x, self.latents(x, batch.starts), batch.starts, self.partition(batch, number=0))
 
     def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """As `Network.score`: the mean over P partitions, or by the blocks that the batch names.
+        """As `Network.score`: the mean over P partitions, or under the blocks that the batch names.
 
-        A partition gives probabilities; the mean of their logarithms is what a drawn partition is expected to give.
+        Each partition gives probabilities; the mean of their logarithms estimates that of a randomly drawn partition.
         """
         x = self.embed(batch.tokens) if x is None else x
         is_drawn = batch.blocks is None and self.config.partition.strategy == "random_uniform"
@@ -194,7 +194,7 @@ class DoubleDecoder(Network):
         return super().count(batch) | own
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation:
-        """Of columns first .. first + length: scores depend on distances, so documents need no restart."""
+        """For columns first .. first + length: scores depend on distances, so documents need no restart."""
         return Rotation.of(self.config, first + torch.arange(length, device=like.device), like)
 
     def compile(self, backend: str = "inductor") -> "DoubleDecoder":  # type: ignore[override]
@@ -205,7 +205,7 @@ class DoubleDecoder(Network):
         return self
 
     def session(self, rows: int, keep: Keep = "generation", swap: str | None = None) -> DoubleDecoderSession:
-        """`keep`: what is held for contexts that grow or are used again; `swap`: the device on which the stacks take
+        """`keep`: what is held for contexts that grow or are reused; `swap`: the device on which the stacks take
         turns. See double_decoder_session.py."""
         return DoubleDecoderSession(self, rows, keep, swap)
 
@@ -231,14 +231,14 @@ class DoubleDecoder(Network):
     @classmethod
     def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
         s = torch.tensor([starts])
-        # A key whose splits show what there is to see
+        # A key whose splits make an instructive picture
         own, latents = block_spans(s, training_blocks(config.partition, s, key=131), config.sink)
         titles = "tokens that the context stack reads", "own tokens", "latents that the generation stack reads"
         return [(title, span, len(starts)) for title, span in zip(titles, (causal(s), own, latents), strict=True)]
 
 
 class Stack(nn.Module):
-    """Blocks, and the norm of what the last one leaves."""
+    """Blocks, and the norm of the last one's output."""
 
     def __init__(self, config: Any, blocks: list[Block], scale: float = 1.0):
         super().__init__()
@@ -256,7 +256,7 @@ class Stack(nn.Module):
 
 
 class GenerationBlock(Block):
-    """The house block; latents, as they are, become keys and values by its own projection."""
+    """Tandem's block; its own projection turns latents, as they are, into keys and values."""
 
     latents_kernel: Callable | None = None
 
@@ -271,7 +271,7 @@ class GenerationBlock(Block):
         self.mixing = Mixing(config.heads) if config.mixing == "biased" else None
 
     def keys_of(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, G, T, D) of latents (B, T, C), which no norm touches any more."""
+        """Keys and values (B, G, T, D) of latents (B, T, C), which are not normed again."""
         project = (torch.is_grad_enabled() and self.latents_kernel) or GenerationBlock.project_latents
         return project(self, latents, rotation)
 
@@ -285,7 +285,7 @@ class GenerationBlock(Block):
         return heads_of(k, G, latents, self.norm_k, rotation), heads_of(v, G, latents)
 
     def read(self, q: Tensor, own: Source, latents: Source, plan: Plan | None = None) -> Tensor:
-        """One softmax over own tokens and latents, or both mixed."""
+        """One softmax over own tokens and latents, or a mixture of two."""
         return attend(q, [own, latents], plan=plan) if self.mixing is None else self.mixing(q, own, latents)
 
 
@@ -304,7 +304,7 @@ class Mixing(nn.Module):
 
     def forward(self, q: Tensor, own: Source, latents: Source) -> Tensor:
         (y, a), (z, b) = (_weighed(q, source) for source in (own, latents))
-        empty = b.isneginf()  # of latents: nothing of them, forward and backward
+        empty = b.isneginf()  # where no latents are read: nothing of them, forward and backward
         bias_own, bias_latents = self.bias[:, None].chunk(2)
         b = b.masked_fill(empty, 0)  # never -inf times a parameter: its gradient would be NaN
         difference = ((a + bias_own) - (b + bias_latents)) * self.temperature[:, None]
@@ -316,18 +316,18 @@ class Mixing(nn.Module):
 
 
 def next_of(targets: Tensor) -> Tensor:
-    """(B, T), the token that follows each position; of a bag that follows (B, T, S), its first."""
+    """(B, T), the token that follows each position; where bags (B, T, S) follow, the first of each."""
     return targets if targets.ndim == 2 else targets[..., 0]
 
 
 def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]:
-    """What the generation stack reads of own tokens and of latents; starts and blocks (B, T)."""
+    """The spans of the generation stack over own tokens and over latents; starts and blocks (B, T)."""
     b = torch.maximum(blocks, starts)
     return causal(b), Span(starts, torch.maximum(b, starts + 1) if sink else b)
 
 
 class ContextReader(SpanReader):
-    """Reads a whole batch at once in the context stack: a document up to and with the query itself."""
+    """Reads a whole batch at once in the context stack: a document up to and including the query itself."""
 
     network: DoubleDecoder
 
@@ -373,7 +373,7 @@ def _weighed(q: Tensor, source: Source) -> tuple[Tensor, Tensor]:
 
 
 def _name_in_decoder(name: str) -> str | None:
-    """What a parameter is in the plain decoder that the generation stack is without a context."""
+    """A parameter's name in the plain decoder that the generation stack is without a context; None: it has none."""
     stack, _, own = name.partition(".")
     if stack == "generation_stack":
         return None if ".kv." in own or ".mixing." in own else own.replace("blocks.", "stack.", 1)

@@ -7,8 +7,8 @@
     session.fork()                  another continuation; what was read is not read again
     session.fix(capacity)           from here on one token a row at a time, in memory that never moves (captured.py)
 
-For every block of the generation stack one cache holds the keys and values of the latents, then those of own tokens:
-the block is one, so what a query reads is one run of columns. Logits are those of the partition with these boundaries.
+Each layer of the generation stack has one cache: keys and values of the latents, then those of own tokens. As only one
+block is open, a query reads one run of columns. Logits are those of the partition with these boundaries.
 
     keep          held for the context, numbers a token              so that it can be
     generation    2 L_g G D                                          written from
@@ -16,7 +16,7 @@ the block is one, so what a query reads is one run of columns. Logits are those 
     extendable    and 2 L_c G D, keys and values of the context      extended, committed to
                   stack
 
-With `swap`, a device, the stack that works is there and the other on the host; the table and the head stay there.
+With `swap`, a device, the active stack is on it and the other on the host; the table and the head stay on the device.
 
 Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks of the stacks, N columns.
 """
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 Keep = Literal["generation", "latents", "extendable"]
 APART = 64
-"""Columns of its own up to which a fork copies none of those that it shares."""
+"""Most columns of its own with which a fork still reads the shared ones in place, without copying them."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the context stack has made of a text: latents (B, N, C), columns in front that are pads (B,), and, where it
-    may grow, the keys and values of every block of the context stack."""
+    """What the context stack has computed from a text: latents (B, N, C), padding columns in front (B,), and, where the
+    context may grow, the keys and values of every block of the context stack."""
 
     latents: Tensor
     pads: Tensor
@@ -57,10 +57,10 @@ class Context:
 
 
 class CachedStack(FixedSteps):
-    """One stack with a cache for each block: columns are appended, and read from where their texts begin.
+    """One stack with a cache for each block: columns are appended, and each reads from the start of its text.
 
-    `shared` are the first columns of one that was forked, by block (2, B, G, P, D): they are read where they lie, and
-    copied in front of own columns once there are more than APART of these.
+    `shared` are the first columns, of the stack that was forked, by block (2, B, G, P, D): they are read in place, and
+    copied in front of the own columns once there are more than APART of these.
     """
 
     def __init__(self, network: "DoubleDecoder", stack: "Stack", pads: Tensor):
@@ -78,7 +78,7 @@ class CachedStack(FixedSteps):
         return self.stack(x, self, lambda block, x, reader: block(x, reader))
 
     def _turn(self, x: Tensor) -> None:
-        """To the columns of x: positions, and what they read."""
+        """Moves on to the columns of x: their positions, and what they read."""
         n = x.shape[1]
         if len(self.caches[0]) + n > APART:
             self.join()
@@ -110,7 +110,7 @@ class CachedStack(FixedSteps):
         return attend(q, sources, plan=self.plan)
 
     def join(self) -> None:
-        """Puts a copy of what is shared in front of the own columns."""
+        """Puts a copy of the shared columns in front of the own ones."""
         for layer, kv in enumerate(self.shared):
             own, joined = self.caches[layer].held, Cache()
             joined.append(kv[0], kv[1])
@@ -129,7 +129,7 @@ class CachedStack(FixedSteps):
 
     @property
     def bytes(self) -> int:
-        """Of all columns, shared ones included."""
+        """Bytes of all columns, shared ones included."""
         return sum(kv.nbytes for kv in self.shared) + sum(cache.bytes for cache in self.caches)
 
 
@@ -141,7 +141,7 @@ class GenerationCaches(CachedStack):
     sink: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def put(self, latents: Tensor) -> None:
-        """The next columns are latents (B, n, C), in place of the own tokens."""
+        """Appends latents (B, n, C) as the next columns, in place of the own tokens."""
         rotation = self.network.rotation(self.boundary, latents.shape[1], latents)
         self.shared = [kv[:, :, :, : self.boundary] for kv in self.shared if self.boundary]
         entries = self.boundary - (self.shared[0].shape[3] if self.shared else 0)
@@ -151,7 +151,7 @@ class GenerationCaches(CachedStack):
         self.boundary, self.sink = self.boundary + latents.shape[1], ()
 
     def put_sink(self, latent: Tensor) -> None:
-        """(B, 1, C), of the column at the boundary."""
+        """Keeps the latent (B, 1, C) of the column at the boundary."""
         self.sink = tuple(self._keys_of(latent, self.network.rotation(self.boundary, 1, latent)))
 
     def _keys_of(self, latents: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
@@ -232,7 +232,7 @@ class DoubleDecoderSession:
         return (hidden @ self.network.head.T).float()
 
     def fix(self, capacity: int) -> None:
-        """As `DecoderSession.fix`; what the block has is never committed.
+        """As `DecoderSession.fix`; the open block is never committed.
 
         Raises: ValueError where a step reads two sources, or keeps its tokens.
         """
@@ -247,13 +247,13 @@ class DoubleDecoderSession:
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Tensor:
-        """Goes on in every row with tokens (B, n) that are context but for the last; logits (B, V) of what follows."""
+        """Commits, then reads tokens (B, n), all but the last as context; logits (B, V) of what follows."""
         self.commit()
         return self._read(tokens.reshape(self.rows, -1))
 
     @torch.inference_mode()
     def commit(self) -> None:
-        """Makes context of the own tokens: the next token opens a block."""
+        """Turns the own tokens into context: the next token opens a block."""
         if self.keep != "extendable":
             raise ValueError(
                 f"keep {self.keep!r}: this session's context can not grow; take session(rows, keep='extendable'), or "
@@ -265,7 +265,7 @@ class DoubleDecoderSession:
             self._work(self.network.generation_stack)
 
     def context(self) -> Context:
-        """What has been read up to the boundary, for `reload` in another session of as many rows."""
+        """What has been read up to the boundary, for `reload` in another session with as many rows."""
         if self.latents is None or self.keep == "generation":
             raise ValueError(f"keep {self.keep!r}: no latents are held; take keep='latents', and prefill 2 tokens")
         self.context_caches.join()
@@ -274,7 +274,7 @@ class DoubleDecoderSession:
 
     @torch.inference_mode()
     def reload(self, context: Context) -> "DoubleDecoderSession":
-        """Stands where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
+        """Returns to where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
         if self.keep == "extendable" and context.caches is None:
             raise ValueError("keep 'extendable': this context can not grow; take it from a session that is extendable")
         if len(context.pads) != self.rows:
@@ -288,7 +288,7 @@ class DoubleDecoderSession:
         return self
 
     def fork(self, rows: Tensor | None = None) -> "DoubleDecoderSession":
-        """As `Session.fork`; of all rows, latents and what was read so far are shared."""
+        """As `Session.fork`; with all rows, latents and the columns read so far are shared."""
         other = DoubleDecoderSession(self.network, self.rows if rows is None else len(rows), self.keep, self.swap)
         other.context_caches, other.generation = self.context_caches.fork(rows), self.generation.fork(rows)
         other.latents = None if self.latents is None else rows_of_state(self.latents, rows)
@@ -297,14 +297,14 @@ class DoubleDecoderSession:
 
     @property
     def bytes(self) -> int:
-        """Of keys, values and latents; tokens are not counted."""
+        """Bytes of keys, values and latents; tokens are not counted."""
         latents = 0 if self.latents is None else self.latents.nbytes
         return self.generation.bytes + self.context_caches.bytes + latents
 
     # ---- the context ------------------------------------------------------------------------------------------------
 
     def _read(self, tokens: Tensor) -> Tensor:
-        """All but the last column are context, and that one opens a block."""
+        """Reads all but the last column as context; the last opens a block."""
         if tokens.shape[1] > 1:
             self._read_context(tokens[:, :-1])
         self._work(self.network.generation_stack)
@@ -321,7 +321,7 @@ class DoubleDecoderSession:
             self.latents = latents if self.latents is None else torch.cat((self.latents, latents), dim=1)
 
     def _read_sink(self, tokens: Tensor) -> None:
-        """The latent of the first token of a text, which reads itself alone; it does not become context yet."""
+        """Makes the latent of a text's first token, which reads itself alone; it does not become context yet."""
         self._work(self.network.context_stack)
         latent = self._stack(torch.zeros_like(self.generation.pads)).run(self._embed(tokens))
         self._work(self.network.generation_stack)
@@ -334,7 +334,7 @@ class DoubleDecoderSession:
         return self.network.embed(tokens.to(self.network.table.weight.device))
 
     def _work(self, stack: "Stack") -> None:
-        """Brings a stack to the device where stacks take turns, and the other to the host; the table stays there."""
+        """Moves a stack, the table and the head to the device `swap`, and the other stack to the host."""
         if self.swap is None:
             return
         for other in (self.network.context_stack, self.network.generation_stack):

@@ -1,12 +1,12 @@
-"""The encoder-decoder: one stack reads the context in both directions, another writes what follows and looks at it.
+"""The encoder-decoder: one stack reads the context in both directions, another attends to it and writes what follows.
 
     document   a0 a1 a2 a3 a4 a5      the last block of a document, here from a3 on, is generated (Batch.blocks)
 
     encoder    a0 a1 a2               each reads all of a0 .. a2; a final norm gives the latents
     decoder    a3 a4 a5               a4 reads a3, a4 and, in a second attention, all latents; it is asked for a5
 
-Its encoder sees everything that it is given, so it has no likelihood of a whole text, only of an end given what lies
-before. It learns to write by span corruption (objectives/span_corruption.py) or prefix LM (objectives/prefix_lm.py).
+The encoder sees everything that it is given, so there is no likelihood of a whole text, only of an end given what comes
+before it. Training is by span corruption (objectives/span_corruption.py) or prefix LM (objectives/prefix_lm.py).
 
     encoder, queries of the context       context [0, n)
     decoder, queries of position j        own [0, j + 1), then context [0, n)
@@ -15,8 +15,8 @@ The tokens of a batch are sorted into one row of contexts and one of generated t
 keep documents apart: nothing is padded. Positions count from 0 on either side, and cross-attention is rotary as well.
 With no encoder this *is* the plain decoder of `decoder_layers` blocks.
 
-Cost: 12 C^2 for a token of context and encoder layer, 14 C^2 for a generated one and decoder layer (16 C^2 of
-weights), 2 C^2 for each latent and decoder layer. A session keeps 2 C numbers a decoder layer for every token.
+Cost: 12 C^2 per context token and encoder layer, 14 C^2 per generated token and decoder layer (16 C^2 of weights),
+2 C^2 per latent and decoder layer. A session keeps 2 C numbers per token and decoder layer.
 Source: the baseline of Block-Based Double Decoders (workshop AdaptFM, 2026), made a fair one; docs/encoder_decoder.md.
 Shapes: B rows, T tokens, N tokens of context and M generated ones of a batch, C width, H heads, D head width.
 """
@@ -60,20 +60,20 @@ class EncoderDecoder(Network):
         encoder_layers: int = Field(4, ge=0)
         """Blocks that read the context; 0: the plain decoder."""
         decoder_layers: int = Field(1, ge=1)
-        """Blocks that write; each has an attention more."""
+        """Blocks that write; each also has attention to the context."""
         final_norm: NormKind | None = None
-        """Of the latents and of the output: rms, or layer with weight and bias and 1e-5 added; null: as in blocks."""
+        """Norm of the latents and of the output: rms, or layer with weight, bias and eps 1e-5; null: as in blocks."""
         sentinels: int = Field(100, ge=0)
         """Ids beyond the tokenizer's that stand for spans cut out of a text."""
         start: Literal["last_token", "bos"] | Annotated[int, Field(ge=0)] = "last_token"
-        """What generation starts from after a prompt: its last token, which then is no context; a spare id of the table
-        (bos); or the id given."""
+        """What generation starts from after a prompt: its last token, which then is not context; a spare id of the
+        table (bos); or the id given."""
         decoder_positions: Literal["own", "offset"] = "own"
-        """After a prompt, positions of generated tokens count from 0, or go on behind those of the context."""
+        """After a prompt, positions of generated tokens count from 0 (own) or continue the context's (offset)."""
         positions: Literal["adjacent", "halves"] = "adjacent"
-        """Pairs of the rotary positions."""
+        """How rotary positions pair the channels."""
         moe: None = None
-        """It has no mixtures of experts."""
+        """Mixtures of experts are not supported."""
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)
@@ -122,7 +122,7 @@ class EncoderDecoder(Network):
 
     @property
     def head_with_sentinels(self) -> Tensor:
-        """The rows of every id that span corruption asks for, and of the two spare ones between."""
+        """The rows of every id that span corruption predicts, and of the two spare ids in between."""
         return self.table.weight[: self.vocabulary + 2 + self.sentinels]
 
     @property
@@ -161,7 +161,7 @@ class EncoderDecoder(Network):
         return divide(batch.starts, batch.blocks, self.prompted(batch) if self.first is not None else False)
 
     def prompted(self, batch: Batch) -> Tensor:
-        """(B, T), whether a document goes on from a prompt; what was cut out has a start of its own."""
+        """(B, T), whether a document continues a prompt; spans that were cut out begin with a start id instead."""
         assert batch.blocks is not None
         first = batch.tokens.cpu().gather(1, generated_from(batch.starts, batch.blocks))
         return first != start_of_generation(self.vocabulary)
@@ -175,7 +175,7 @@ class EncoderDecoder(Network):
         return self.norm_latents(x)
 
     def decode(self, x: Tensor, reader: Any) -> Tensor:
-        """Embeddings of generated tokens to the hidden states from which the next ones are read."""
+        """Embeddings of generated tokens to the hidden states that predict the next ones."""
         for block in self.stack[self.config.encoder_layers :]:
             x = self.run_block(block, x, reader)
         return self.norm(x)
@@ -197,7 +197,7 @@ class EncoderDecoder(Network):
         generated, latent = cross_work(c) if c.encoder_layers else (linear_work(c), 0)
         reading = c.encoder_layers * linear_work(c) + c.decoder_layers * latent
         reads = bool(c.encoder_layers)
-        more = int(reads and self.first is not None)  # what generation starts from is no token of the text
+        more = int(reads and self.first is not None)  # what generation starts from is not a token of the text
 
         def divided(context: int, tokens: int) -> tuple[int, int]:
             if not reads:
@@ -224,10 +224,10 @@ class EncoderDecoder(Network):
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The positions of a batch by what becomes of them, those of all documents behind each other.
+    """The positions of a batch, divided into context and generated ones, each concatenated over all documents.
 
     context, generated: (N,) and (M,), places among the B T positions.  context_places, generated_places: from 0 in
-    each document.  read: contexts that the encoder's queries read.  own, cross: what the decoder's read.
+    each document.  read: what the encoder's queries read.  own, cross: what the decoder's read of either part.
     """
 
     context: Tensor
@@ -240,9 +240,9 @@ class Division:
 
 
 def divide(starts: Tensor, blocks: Tensor, reads_all: Tensor | bool) -> Division:
-    """The last block of each document is generated, and what lies before is context.
+    """Divides a batch: the last block of each document is generated, and what lies before it is context.
 
-    reads_all: (B, T), where a token of its own stands for a document's first generated one, which is context, too.
+    reads_all: (B, T), where a start id replaces a document's first generated token, which then is context, too.
     """
     index = torch.arange(starts.shape[1])
     document = (index == starts).flatten().cumsum(0) - 1
@@ -268,7 +268,7 @@ def divide(starts: Tensor, blocks: Tensor, reads_all: Tensor | bool) -> Division
 
 
 class Reader:
-    """Reads all that a stack is given at once; of a decoder, latents beside."""
+    """Reads all of a stack's positions at once and, in a decoder, the latents."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class Reader:
 
 
 class Planned:
-    """A span over so many keys, planned when it is first read by."""
+    """A span over so many keys, planned on first use."""
 
     def __init__(self, span: Span, keys: int):
         self.span, self.keys, self.plan = span, keys, None
@@ -306,8 +306,8 @@ class Planned:
 class EncoderDecoderSession:
     """Keys and values of the context, projected once, and caches of what is generated.
 
-    Contexts of unequal lengths are padded: behind, so that all count from 0, or in front, where generated tokens count
-    on from them. Without an encoder there is no context, and prompts are aligned at their ends.
+    Contexts of unequal lengths are padded at the end, so that positions count from 0, or in front, where those of
+    generated tokens continue them. Without an encoder there is no context, and prompts are aligned at their ends.
     """
 
     def __init__(self, network: EncoderDecoder, rows: int):
@@ -347,7 +347,7 @@ class EncoderDecoderSession:
         self.context = [block.keys(latents, rotation) for block in decoder]  # type: ignore[operator]
 
     def inside(self, queries: int) -> Span:
-        """The context of every row, for so many queries."""
+        """The span over every row's context, for so many queries."""
         return Span(self.lo[:, None].expand(-1, queries), self.hi[:, None])
 
     @torch.inference_mode()

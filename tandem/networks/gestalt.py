@@ -1,7 +1,7 @@
 """Thought Gestalt: a document is read sentence by sentence, and each sentence leaves one vector, its thought.
 
-One stack is token decoder and sentence encoder. A row [BOS] x_1 .. x_n [EOS] is one sentence; a middle block's state
-at [EOS] becomes the thought, and later sentences know of earlier text through the last M thoughts alone:
+One stack is both token decoder and sentence encoder. A row [BOS] x_1 .. x_n [EOS] is one sentence; a middle block's
+state at [EOS] becomes the thought, and later sentences see earlier text only through the last M thoughts:
 
     sentence k     seed  x1  x2  x3  [EOS]        seed: the thought before, in place of [BOS]
                     |    |   |   |    |
@@ -11,13 +11,13 @@ at [EOS] becomes the thought, and later sentences know of earlier text through t
     C, S, ...
     head ->        x1   x2  x3  [EOS]             [EOS] is asked, and asks nothing
 
-No gradient is cut: later losses train earlier thoughts, through chains of them, to the stream's first sentence.
+No gradient is cut: later losses train earlier thoughts, through chains of them back to the stream's first sentence.
 
 Two phases. Only blocks 1 .. `thought_from` are recurrent: they go step by step, all streams side by side. The others,
 the head and the loss then read all steps at once, as all thoughts are known. `gestalt_layout.py` has the packing.
 
-Cost: gestalt_cost.py. With `recompute`, what is kept for the backward is the input of one sentence step and the states
-between the phases.
+Cost: gestalt_cost.py. With `recompute`, only the inputs of sentence steps and the states between the phases are kept
+for the backward.
 Baseline: `blocks: self, memory: 0, seed: false, hinge: 0` and documents of one sentence are the plain decoder.
 Source: Modeling Language as a Sequence of Thoughts, arXiv 2512.25026; docs/gestalt.md has what it leaves open.
 Letters: B streams, N tokens of a batch, q labels (N and an end for each sentence), P positions, R rows (sentences) of a
@@ -79,14 +79,14 @@ class Gestalt(Network):
         depth: int = Field(12, ge=1)
         """Number of blocks."""
         blocks: Literal["alternate", "self_then_cross", "parallel", "self"] = "alternate"
-        """Self- and cross-attention in turns, or both in every block, one after the other or side by side; self: no
-        cross-attention, and thoughts are positions in front of the sentence (memory: 0: no memory at all)."""
+        """alternate: self- and cross-attention in turns; self_then_cross, parallel: both in every block, in series or
+        side by side; self: no cross-attention, thoughts are positions before the sentence (memory: 0: no memory)."""
         memory: int = Field(40, ge=0)
         """M, thoughts that a sentence reads; 0: cross-attention adds exactly 0."""
         cap: int = Field(64, ge=1)
         """Most tokens of a sentence, document end included; at least that of corpus.sentences."""
         seed: bool = True
-        """A sentence begins with the thought before it, not with [BOS]."""
+        """A sentence begins with the previous thought, not with [BOS]."""
         detach: bool = False
         """Cut the gradient of thoughts, in memory and in seeds: an ablation."""
         thought_from: int | None = Field(7, ge=1)
@@ -98,11 +98,11 @@ class Gestalt(Network):
         boundary_logits: Literal["eos", "all"] = "eos"
         """Which boundary tokens have a logit: [EOS], or also [BOS] and a pad, as in the authors' release."""
         dropout: GestaltDropout = GestaltDropout()  # pyright: ignore[reportCallIssue]
-        """Rates in training."""
+        """Dropout rates in training."""
         streams: Streams = Streams()  # pyright: ignore[reportCallIssue]
-        """How text is cut into streams, and what changes on the way."""
+        """How text is cut into streams, and what changes during training."""
         moe: None = None
-        """It has no mixtures of experts."""
+        """Mixtures of experts are not supported."""
 
         def derive(self) -> dict[str, Any]:
             found = super().derive()
@@ -117,12 +117,12 @@ class Gestalt(Network):
 
         @property
         def recurrent(self) -> bool:
-            """Whether anything goes from a sentence to the next."""
+            """Whether anything passes from one sentence to the next."""
             return self.memory > 0 or self.seed
 
         @property
         def thinks(self) -> bool:
-            """Whether thoughts are read by anything, the loss included."""
+            """Whether anything uses thoughts, the loss included."""
             return self.recurrent or self.hinge > 0
 
         @property
@@ -190,7 +190,7 @@ class Gestalt(Network):
         return scoring_streams(store, context, rows, documents, whole)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """[EOS] stands where a sentence of the text ends, as in training; the last one stays open."""
+        """The text's tokens with [EOS] after every sentence, as in training; the last one stays open."""
         cut = self.segmentation or Segmentation(cap=min(64, self.config.cap))
         first, *others = open_sentences(text, tokenizer, cut)
         return [*first.tolist(), *(token for part in others for token in (self.end, *part.tolist()))]
@@ -201,7 +201,7 @@ class Gestalt(Network):
 
     @property
     def shards(self) -> list[nn.Module]:
-        """None: processes have different numbers of sentence steps, so weights are gathered once, for all of them."""
+        """Empty: processes have different numbers of sentence steps, so weights are gathered once for all steps."""
         return []
 
     @property
@@ -209,24 +209,24 @@ class Gestalt(Network):
         return self.table.weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
 
     def unseeded(self) -> Self:
-        """This network, weights shared, whose sentences all begin with [BOS]; analyses ask for it."""
+        """A copy that shares the weights; its sentences all begin with [BOS]; for analyses."""
         other = copy.copy(self)
         other.config = self.config.model_copy(update={"seed": False})
         return other
 
     @property
     def gates(self) -> dict[str, float]:
-        """By block, counted from 1, what its cross-attention is multiplied by; records and an analysis ask for it."""
+        """The gate of each block's cross-attention, by block counted from 1; for records and an analysis."""
         layers = self.reads_memory(range(self.config.depth))
         return {str(layer + 1): self.stack[layer].memory.gate.weight.item() for layer in layers}  # type: ignore[union-attr, arg-type]
 
     @property
     def depth_of_thought(self) -> int:
-        """Blocks that go sentence step by sentence step."""
+        """Number of blocks that run sentence step by sentence step."""
         return self.config.depth if self.config.thought_from is None else self.config.thought_from
 
     def reads_memory(self, layers: Iterable[int]) -> list[int]:
-        """Those of the layers that have cross-attention to anything."""
+        """Those of the layers whose cross-attention has anything to read."""
         return [layer for layer in layers if self.config.memory and hasattr(self.stack[layer], "memory")]
 
     @property
@@ -236,11 +236,11 @@ class Gestalt(Network):
     # ---- two phases -----------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, batch: Batch | StreamBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Embeddings of tokens to what predicts.
+        """Embeddings of tokens to the hidden states that predict.
 
         x (N, C) of a StreamBatch: hidden states (1, q, C) of its labels. x (B, T, C) of packed rows: (B, T, C), each
-        of what follows its token; nobody says where their sentences end, so they end as in a session that nobody
-        closes, after `cap` tokens.
+        predicting what follows its token. Packed rows do not say where sentences end, so these end after `cap` tokens,
+        as in a session whose sentences nobody closes.
         """
         layout = self.layout(batch, x.device)
         if not layout.tokens:
@@ -259,10 +259,10 @@ class Gestalt(Network):
         return Layout(lengths, memory=c.memory, in_context=c.in_context, recurrent=c.recurrent, device=device)
 
     def _idle(self, layout: Layout | None) -> list[nn.Module]:
-        """What this batch has no use for; None: it has no token."""
+        """Modules that this batch does not use; layout None: the batch has no token."""
         if layout is None:
             return [self]
-        idle: list[nn.Module] = [] if self.config.hinge else [self.thought]  # without it thoughts may serve nothing
+        idle: list[nn.Module] = [] if self.config.hinge else [self.thought]  # without it thoughts may be unused
         if not self.config.memory or len(layout.widths) < 2:
             idle += [block.memory for block in self.stack if hasattr(block, "memory")]  # type: ignore[misc]
         return idle
@@ -274,7 +274,7 @@ class Gestalt(Network):
         return {"hinge": self.config.hinge, "thought_length": 0.0} if self.config.thinks else {}
 
     def _extra(self, lengths: Tensor | None, layout: Layout, batch: StreamBatch | None) -> dict[str, Tensor]:
-        """|r| (sentences,) in the order of the batch, to sums. Under `steps` the hinge of a step is a mean, too."""
+        """Sums of the extra terms from |r| (sentences,) in batch order. Under `steps` a step's hinge is a mean, too."""
         if lengths is None:
             return {}
         terms = hinge(lengths)
@@ -293,8 +293,8 @@ class Gestalt(Network):
         return text | dict.fromkeys(self.terms, sentences)
 
     def asked(self, hidden: Tensor, batch: Batch | StreamBatch, counts: dict[str, int]) -> tuple[Tensor, dict]:
-        """Main loss: per sentence step sum(w ce) / sum(w) over the whole step of training, w = `end_weight` where the
-        label is [EOS], else 1; a part has its share of each. [EOD] is a token like any other."""
+        """Main loss: per sentence step sum(w ce) / sum(w) over the whole training step, w = `end_weight` where the
+        label is [EOS], else 1; a micro-batch has its share of each. [EOD] is a token like any other."""
         if not isinstance(batch, StreamBatch):
             return super().asked(hidden, batch, counts)
         targets, is_end = batch.targets[0], batch.targets[0] == self.end
@@ -359,14 +359,14 @@ class Gestalt(Network):
         return [own, ("thoughts", thoughts, int(sentence.max()) + 1)] if config.memory else [own]
 
     def rotation(self, like: Tensor) -> Rotation | None:
-        """Of all positions that a row can have."""
+        """The rotation of all positions that a row can have."""
         c = self.config
         if c.positions == "learned":
             return None
         return Rotation.of(c, torch.arange(c.positions_of_row, device=like.device), like)
 
     def ranks(self, layers: Iterable[int], like: Tensor) -> dict[int, Tensor]:
-        """By layer what ranks add to keys, (M, C)."""
+        """What ranks add to keys, (M, C), by layer."""
         layers = self.reads_memory(layers)
         if not layers:
             return {}

@@ -1,4 +1,4 @@
-"""What Thought Gestalt adds to the house block: cross-attention over thoughts, and the head that makes them.
+"""What Thought Gestalt adds to Tandem's block: cross-attention over thoughts, and the head that makes them.
 
     S     self-attention, MLP                     the house block (nn/block.py)
     C     cross-attention, MLP                    MemoryBlock
@@ -9,8 +9,8 @@ Cross-attention over thoughts m_j, of rank r among those that are visible (oldes
 
     keys W_k (m_j + P_r) + b_k      values W_v m_j + b_v      increment  g O(attend(q; keys, values))
 
-P_r stands in keys alone. As W_k (m + P_r) = W_k m + W_k P_r, a thought is projected once (`MemoryRead.project`) and a
-table of M rows is added by rank (`MemoryRead.ranks`): eviction shifts the rank and projects nothing again.
+P_r is added to keys alone. As W_k (m + P_r) = W_k m + W_k P_r, a thought is projected once (`MemoryRead.project`) and a
+table of M rows is added by rank (`MemoryRead.ranks`): eviction shifts the ranks and projects nothing again.
 
 Shapes: P positions, packed, one row (1, P, C); H heads, D head width, C width, M slots, R rows (sentences).
 """
@@ -31,7 +31,7 @@ from tandem.nn.rope import Rotation
 
 
 class Memory(Protocol):
-    """A reader (nn/block.py) that also knows what the positions remember."""
+    """A reader (nn/block.py) that also reads thoughts from memory."""
 
     rotation: Rotation | None
     filled: Tensor
@@ -45,7 +45,7 @@ class Memory(Protocol):
 
 
 class Gate(nn.Module):
-    """One number by which what is read from memory is multiplied; 1 at first."""
+    """One number that multiplies what is read from memory; initially 1."""
 
     role = "gate"
 
@@ -84,7 +84,7 @@ class MemoryRead(nn.Module):
         return self.q(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def increment(self, y: Tensor, filled: Tensor, drop: float = 0.0) -> Tensor:
-        """What was read, y (1, H, P, D), as it is added to x; exactly 0, bias and all, where nothing could be read."""
+        """What y (1, H, P, D), read from memory, adds to x; exactly 0, bias included, where memory is empty."""
         read = self.gate(self.output(y.transpose(1, 2).flatten(-2)))
         return dropped(read.masked_fill(~filled, 0.0), drop)
 
@@ -118,7 +118,7 @@ class MemoryBlock(nn.Module):
         return self.think(x + self.memory.increment(y, filled, drop), drop)
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
-        """x and the MLP of it."""
+        """x plus the MLP of x."""
         return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
 
 
@@ -134,7 +134,7 @@ class SerialBlock(Block):
         return self.think(x + self.memory(x, self.layer, reader, drop), drop)
 
     def read(self, x: Tensor, reader: Memory, drop: float) -> Tensor:
-        """x and what self-attention reads."""
+        """x plus the output of self-attention."""
         compiled = self.kernels if torch.is_grad_enabled() else None
         q, k, v = (compiled[0] if compiled else Block.project)(self, x, reader.rotation)
         return self.add(x, reader(self.layer, q, k, v), drop)
@@ -167,12 +167,12 @@ class ThoughtHead(nn.Module):
 
 
 def hinge(length: Tensor) -> Tensor:
-    """Squared distance of |r| from [0.9, 1.1]: without it |r|, which no forward value shows, drifts."""
+    """Squared distance of |r| from [0.9, 1.1]: without it |r|, on which no forward value depends, drifts."""
     return (0.9 - length).clamp_min(0) ** 2 + (length - 1.1).clamp_min(0) ** 2
 
 
 def rank_table(slots: int, width: int, device: torch.device | str = "cpu") -> Tensor:
-    """P (M, C): sine and cosine interleaved, of angle r 10000^(-2j/C), scaled to length 1 as a thought is."""
+    """P (M, C): sine and cosine interleaved, of angle r 10000^(-2j/C), scaled to length 1 like a thought."""
     angle = torch.arange(slots, dtype=torch.float64, device=device)[:, None] * 10_000.0 ** (
         -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     )

@@ -7,7 +7,7 @@ through the others, as nothing above needs [EOS].
     pairs = sum over self-attention of m (m + 1) / 2, over cross-attention of m min(t, M)      m = n + 2, above n + 1
     training FLOPs = 6 A + 14 C pairs;  once a batch, the table of ranks: 4 M N_C C^2, as it takes no gradient itself
 
-In context the thoughts are min(t, M) positions of every row, read by self-attention.
+In context, the thoughts are min(t, M) positions of every row, read by self-attention.
 
 Letters: C width, M memory slots, N_S and N_C blocks with self- and cross-attention, V rows of the softmax.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tandem.networks.gestalt import Gestalt
 
 SENTENCE = 25
-"""Tokens of a usual sentence, by which rows of text are turned into sentences where nothing else is known."""
+"""Tokens of a typical sentence: rows of text count as sentences of this length where nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class GestaltCost(Cost):
-    """Rows of text are read as sentences of `sentence` tokens; sessions close theirs at `cap` alone."""
+    """Rows of text count as sentences of `sentence` tokens; sessions close theirs only at `cap`."""
 
     width: int = 0
     memory: int = 0
@@ -92,7 +92,7 @@ class GestaltCost(Cost):
     def training(
         self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
     ) -> dict[str, int]:
-        """FLOPs of one row of `context` tokens, each document one stream; all of it is asked."""
+        """FLOPs of one row of `context` tokens, each document one stream; all of it is trained on."""
         assert parts is None, "sentences have no break points"
         total = {"linear": 0, "attention": 0, "head": 0}
         for n in documents or [context]:
@@ -102,7 +102,7 @@ class GestaltCost(Cost):
         return total
 
     def stream(self, lengths: Sequence[int]) -> dict[str, int]:
-        """FLOPs by part of a stream whose sentences have so many tokens."""
+        """FLOPs by part of a stream whose sentences have these numbers of tokens."""
         C, S = self.width, len(lengths)
         slots = [min(t, self.memory) if self.in_context else 0 for t in range(S)]
         p = sum(n + 2 + slot for n, slot in zip(lengths, slots, strict=True))
@@ -126,7 +126,7 @@ class GestaltCost(Cost):
     # ---- generation -----------------------------------------------------------------------------------------------
 
     def prefill(self, n: int) -> int:
-        """FLOPs of a prompt that nobody cuts: closed sentences go no further than their thoughts."""
+        """FLOPs of a prompt cut only at `cap`: closed sentences go no further than their thoughts."""
         closed, rest = divmod(n, self.cap)
         slots = [min(t, self.memory) if self.in_context else 0 for t in range(closed + 1)]
         work = sum(self.cap + 2 + slot for slot in slots[:-1]) * self.lower.work
@@ -142,7 +142,7 @@ class GestaltCost(Cost):
         return pairs + self._pairs(self.lower, m, closed) + self._pairs(self.upper, m, closed)
 
     def keys_at(self, place: int, thoughts: int) -> int:
-        """Keys read by the position `place` of a sentence ([BOS] is 0) with so many thoughts before it, all layers."""
+        """Keys read by position `place` of a sentence ([BOS] is 0) with so many thoughts before it, over all layers."""
         k = min(thoughts, self.memory)
         own = place + 1 + (k if self.in_context else 0)
         return (self.lower.selfs + self.upper.selfs) * own + self.crosses * k
@@ -152,13 +152,13 @@ class GestaltCost(Cost):
         return 2 * (self.linear + self.head) + 4 * self.pair * self.keys_at(place, thoughts)
 
     def sentence_end(self, place: int, thoughts: int) -> int:
-        """FLOPs to read [EOS] at a position, make the thought and what memory keeps of it."""
+        """FLOPs to read [EOS] at a position, and to make the thought and what memory keeps of it."""
         k, C = min(thoughts, self.memory), self.width
         keys = self.lower.selfs * (place + 1) + self.lower.crosses * k
         return 2 * (self.lower.work + C**2 + 2 * self.crosses * C**2) + 4 * C * keys
 
     def held(self, thoughts: int, places: int) -> int:
-        """Numbers that a session keeps of so many thoughts and open positions."""
+        """Numbers that a session keeps for so many thoughts and open positions."""
         k, C, selfs = min(thoughts, self.memory), self.width, self.lower.selfs + self.upper.selfs
         if self.in_context:
             return C * k + 2 * selfs * C * (k + places)

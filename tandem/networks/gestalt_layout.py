@@ -1,4 +1,4 @@
-"""Where every position of a batch of sentence streams goes: rows packed, so that no padding is ever computed.
+"""Where every position of a batch of sentence streams goes: rows are packed, so that no padding is ever computed.
 
     streams      a0 a1 a2 | b0 b1          step 0: a0 b0     step 1: a1 b1     step 2: a2
 
@@ -6,11 +6,11 @@
     a chunk      | s s | x x x x x x x | s s | x x x x x |      of later blocks: some steps, without their ends
 
 Linears, norms, MLPs and head see these packed positions. Rows are laid out as a rectangle inside attention alone,
-where being causal keeps what is real from reading what is not. The rows of a step have equally many thoughts before
+where causality keeps real positions from reading empty ones. The rows of a step have equally many thoughts before
 them, so attention over memory needs no mask.
 
-Everything here is made on the host from the lengths of the sentences, once per batch, and moves to the device in one
-piece each: nothing is read back inside the loop over sentences.
+Everything here is made on the host from the lengths of the sentences, once per batch, and each tensor moves to the
+device in one piece: nothing is read back inside the loop over sentences.
 
 Letters: P packed positions, R rows (sentences), L columns of the rectangle, F thoughts that a row reads, M the most of
 these, N tokens, q labels (N and one end a sentence), H heads, D head width, C width.
@@ -39,8 +39,8 @@ class Rows:
     """Packed positions of some sentences, and the rectangle of their rows.
 
     cell: (P,) where in the rectangle, R x L cells, each position goes.  places: (P,) its position in the sentence.
-    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether they are any.
-    windows: (R, F) which of all thoughts those are, oldest first; of a row with fewer, the last columns mean nothing.
+    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether there are any.
+    windows: (R, F) which of all thoughts those are, oldest first; in a row with fewer, the last columns mean nothing.
     """
 
     rows: int
@@ -68,7 +68,7 @@ class Rows:
         return _planned(None, self.columns, self.columns, device)
 
     def thoughts(self, device: torch.device) -> tuple[Span, Plan]:
-        """How they read their thoughts."""
+        """How the rows read their thoughts."""
         keys = self.windows.shape[1]
         if (self.filled == self.filled[0]).all():
             return _planned(int(self.filled[0]), self.columns, keys, device)
@@ -79,11 +79,11 @@ class Rows:
 
 @lru_cache(maxsize=4096)
 def _planned(filled: int | None, columns: int, keys: int, device: torch.device) -> tuple[Span, Plan]:
-    """What batches share, with gradients or without: causal rows, or rows that all read `filled` thoughts."""
+    """Plans that batches share, with gradients or without: causal rows, or rows that all read `filled` thoughts."""
     with torch.inference_mode(False):
         places = torch.zeros(1, columns, dtype=torch.long)
         span, plan = _plan(causal(places) if filled is None else prefix(filled, columns), keys, device)
-        assert plan.tiles  # made here, not where they are first asked for
+        assert plan.tiles  # made here, in this mode, not on first use
         return span, plan
 
 
@@ -93,7 +93,7 @@ def _plan(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
 
 
 class _Lay(torch.autograd.Function):
-    """Rows of x (P, ..) to places in zeros (cells, ..) that an index without repetitions names."""
+    """Scatters the rows of x (P, ..) into zeros (cells, ..), by an index without repetitions."""
 
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor, cells: int) -> Tensor:  # type: ignore[override]
@@ -107,7 +107,7 @@ class _Lay(torch.autograd.Function):
 
 
 class _Pick(torch.autograd.Function):
-    """The other way; the backward of index_select would add rows up one by one."""
+    """The inverse of _Lay; the backward of index_select would add rows up one by one."""
 
     @staticmethod
     def forward(ctx, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
@@ -126,18 +126,18 @@ def _laid(x: Tensor, index: Tensor, cells: int) -> Tensor:
 
 
 class Layout:
-    """A batch of streams, given the tokens of their sentences.
+    """The layout of a batch of streams, given the lengths of their sentences.
 
     Args:
-        lengths: by stream, by sentence.
+        lengths: tokens, by stream and by sentence.
         memory: M.
-        in_context: thoughts are positions in front of the sentence, and read like them.
-        recurrent: sentence after sentence; else all sentences at once, as nothing goes from one to another.
+        in_context: thoughts are positions in front of the sentence, and are read like tokens.
+        recurrent: sentence after sentence; else all sentences at once, as nothing passes from one to another.
 
     steps, chunks: Rows of the earlier blocks, sentence step by sentence step, and of the later ones.
-    sentences: of each step, which in the order of the batch, (R,) int64 on the host.
-    rest: (N + sentences,) step after step, tokens then ends: which token, N standing for an end.
-    order: (q,) which position of the chunks, put together, each label asks.
+    sentences: the sentences of each step, numbered in batch order, (R,) int64 on the host.
+    rest: (N + sentences,) token indices, step after step, tokens then ends; N stands for an end.
+    order: (q,) which position of the chunks, concatenated, predicts each label.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class Layout:
         self.first = np.cumsum(self.counts) - self.counts
         self.tokens = int(self.lengths.sum())
         self.step = np.arange(len(self.lengths)) - np.repeat(self.first, self.counts)
-        """Of each sentence."""
+        """The sentence step of each sentence."""
         self.sentences = self._by_step() if recurrent else self._all_at_once()
         self.reads_thoughts = recurrent and memory > 0
         self.steps = [self._rows([t], ends=True) for t in range(len(self.sentences))]
         self.widths = [len(of) for of in self.sentences]
         """R of each step."""
         self.goes_on = [after for after in self.widths[1:]] + [0] if recurrent else [0] * len(self.widths)
-        """Of each step, how many of its first rows have a next sentence."""
+        """For each step, how many of its first rows have a next sentence."""
         self.groups = self._groups()
         self.chunks = [self._rows(group, ends=False) for group in self.groups]
         self.rest = self._tensor(self._rest())
@@ -172,7 +172,7 @@ class Layout:
     # ---- which sentences go together ------------------------------------------------------------------------------
 
     def _by_step(self) -> list[np.ndarray]:
-        order = np.argsort(-self.counts, kind="stable")  # the streams that are alive come first
+        order = np.argsort(-self.counts, kind="stable")  # streams with more sentences come first
         steps = range(int(self.counts.max(initial=0)))
         return [self.first[order[self.counts[order] > t]] + t for t in steps]
 
@@ -183,7 +183,7 @@ class Layout:
         return np.split(np.arange(len(self.lengths)), np.flatnonzero(np.diff(piece)) + 1)
 
     def _groups(self) -> list[list[int]]:
-        """Steps of every chunk: neighbours, as long as their positions are few."""
+        """Steps of every chunk: consecutive ones, of up to CHUNK positions together."""
         groups: list[list[int]] = []
         held = 0
         for t, of in enumerate(self.sentences):
@@ -196,7 +196,7 @@ class Layout:
         return groups
 
     def filled(self, t: int) -> int:
-        """Thoughts that the rows of a step read."""
+        """How many thoughts each row of a step reads."""
         return min(t, self.memory) if self.reads_thoughts else 0
 
     # ---- where positions go -----------------------------------------------------------------------------------------
@@ -230,12 +230,12 @@ class Layout:
         )
 
     def _sizes(self, t: int, ends: bool) -> np.ndarray:
-        """(1,) positions of a step."""
+        """(1,), the number of positions of a step."""
         R, slot = len(self.sentences[t]), self.filled(t) if self.in_context else 0
         return np.array([int(self.lengths[self.sentences[t]].sum()) + R * (slot + 1 + ends)])
 
     def _windows(self, group: list[int]) -> np.ndarray:
-        """Thoughts are numbered step by step, those alone that are read by a next sentence."""
+        """Thoughts are numbered step by step, counting only those that a next sentence reads."""
         most = max(self.filled(t) for t in group)
         after = [len(of) for of in self.sentences[1:]]
         begins = np.cumsum([0, *after])
@@ -282,7 +282,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class PackedReader:
-    """Reads own positions and thoughts of the rows of a step or a chunk; what is read for `more` positions is 0."""
+    """Reads own positions and thoughts of the rows of a step or a chunk; the result for `more` positions is 0."""
 
     def __init__(self, rows: Rows, rotation: Rotation | None, dropout: float, more: int = 0):
         self.rows, self.dropout, self.more = rows, dropout, more
@@ -301,7 +301,7 @@ class PackedReader:
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
-            return torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
+            return torch.zeros_like(q) + q[:, :, :0].sum()  # an empty sum: q gets a gradient of zero
         span, plan = self.rows.thoughts(q.device)
         k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
         return self._read(q, Source(k, v, span), plan)

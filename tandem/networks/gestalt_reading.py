@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 ROUND = 16
-"""Positions of a call are a multiple of this in bfloat16 on a CPU: oneDNN makes code for every size of a product anew,
-and keeps that of the last 1,024 (docs/log.md)."""
+"""Positions of a call are padded to a multiple of this in bfloat16 on a CPU: oneDNN generates code for every new size
+of a product, and keeps that of the last 1,024 (docs/log.md)."""
 
 
 class GestaltDropout(Settings):
-    """Rates in training, nothing is dropped otherwise; those of tokens and thoughts are warmed in (network.streams)."""
+    """Dropout rates, used in training alone; those of tokens and thoughts are warmed up (network.streams)."""
 
     residual: float = Field(0.1, ge=0, le=1)
-    """Of embeddings, of what attention and MLP add, and of the MLP's inner channels."""
+    """Rate for embeddings, for what attention and MLP add, and for the MLP's inner channels."""
     attention: float = Field(0.2, ge=0, le=1)
-    """Of attention weights, both kinds."""
+    """Rate for attention weights of both kinds."""
     token: float = Field(0.15, ge=0, le=1)
-    """Of whole text tokens: the vector, its position included, is set to 0."""
+    """Rate for whole text tokens: the vector, its position included, is set to 0."""
     thought: float = Field(0.15, ge=0, le=1)
-    """Of what the thought head projects."""
+    """Rate for what the thought head projects."""
 
 
 class Reading:
@@ -47,7 +47,7 @@ class Reading:
         c = network.config
         self.key, rates, warmed = None, GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0), 0.0
         if isinstance(batch, StreamBatch) and batch.key is not None and torch.is_grad_enabled():
-            # Micro-batches of a step share its key, so the text is part of it: they must not share their masks
+            # Micro-batches of a step share its key but must not share masks, so the text is part of the key here
             self.key, rates, warmed = (batch.key, *batch.documents[:1], *batch.offsets[:1]), c.dropout, batch.dropout
         on_cpu = layout.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         self.rounds = on_cpu and torch.get_autocast_dtype("cpu") == torch.bfloat16
@@ -69,7 +69,7 @@ class Reading:
     # ---- phase 1: sentence step by sentence step ------------------------------------------------------------------
 
     def _sentence_steps(self, x: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """States that later blocks go on from and thoughts that later sentences read, by step; |r| of all."""
+        """By step, states that later blocks continue and thoughts that later sentences read; |r| of all sentences."""
         network, layout, c = self.network, self.layout, self.network.config
         layers = network.reads_memory(range(network.depth_of_thought))
         projected: dict[int, list[Tensor]] = {layer: [] for layer in layers}
@@ -93,13 +93,13 @@ class Reading:
         return states, thoughts, torch.cat(lengths) if lengths else None
 
     def _embedded(self, x: Tensor) -> list[Tensor]:
-        """By step tokens, then ends, with their positions."""
+        """Embeddings of each step, with positions: tokens, then ends."""
         network, layout, batch = self.network, self.layout, self.batch
         with drawn(self.key, x.device, "embedding"):
             rest = gathered(torch.cat((x, network.table.weight[network.end][None])), layout.rest)
             sizes = [int(layout.lengths[of].sum()) + len(of) for of in layout.sentences]
             if network.places is not None:
-                # of a step, what is not start or slot
+                # what is neither start nor slot in a step
                 own = [rows.places[-size:] for rows, size in zip(layout.steps, sizes, strict=True)]
                 rest = rest + network.places(torch.cat(own))
             if self.token and isinstance(batch, StreamBatch):

@@ -6,12 +6,12 @@
                                                    are those of the next sentence's first token
 
 A sentence of `cap` tokens is closed by force. A text's tokens never contain [EOS]; a prompt may, where its sentences
-are known to end. Rows stand at different sentences, and what is kept of each is
+are known to end. Rows may be at different sentences. A session keeps
 
     of a thought          keys and values of the C blocks (the thought itself where memory is in context)
     of an open position   keys and values of the S blocks, dropped as the sentence closes
 
-Letters: B rows of the session, R of them that move, P positions that they read, packed row after row, M memory slots,
+Letters: B rows of the session, R of them that advance, P positions they read, packed row after row, M memory slots,
 C width, V vocabulary.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class GestaltSession:
-    """held, slots, known: by row, positions of the open sentence, how many of these are thoughts, thoughts kept."""
+    """By row: `held` positions of the open sentence, `slots` of these that are thoughts, `known` thoughts kept."""
 
     def __init__(self, network: "Gestalt", rows: int):
         self.network, self.rows = network, rows
@@ -44,15 +44,15 @@ class GestaltSession:
         self.forced = 0
         """Sentences that were closed because they were full."""
         self.full = np.zeros(rows, bool)
-        """By row, whether nothing has been read behind such a sentence: an [EOS] there closes nothing."""
+        """By row, whether the last token read filled such a sentence: an [EOS] there closes nothing."""
         self.own: dict[int, Tensor] = {}
-        """By layer, (2, B, H, positions, D)."""
+        """Keys and values by layer, (2, B, H, positions, D)."""
         self.thoughts: dict[int, Tensor] = {}
-        """By layer of cross-attention, projected (B, M, 2C); in context, as they are, (B, M, C) under -1."""
+        """Thoughts by layer of cross-attention, projected (B, M, 2C); in context, as they are, (B, M, C) under -1."""
         with torch.no_grad():
             self.ranks = network.ranks(range(network.config.depth), network.table.weight)
         self.logits = torch.empty(rows, network.end + 1, device=network.table.weight.device)
-        """Of what follows, by row."""
+        """Logits of what follows, by row."""
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> Tensor:
@@ -68,7 +68,7 @@ class GestaltSession:
         return self.logits
 
     def _cut(self, prompt: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Closed sentences of a prompt, and what of the next one is there."""
+        """The closed sentences of a prompt, and the tokens of the open one."""
         closed, tail = [], []
         for token in prompt:
             full = not tail and closed and len(closed[-1]) == self.network.config.cap
@@ -89,7 +89,7 @@ class GestaltSession:
         return self.logits
 
     def _one_each(self, tokens: list[int]) -> Tensor:
-        """(B, V + 1) after one token of every row."""
+        """Logits (B, V + 1) after one more token in every row."""
         network, cap = self.network, self.network.config.cap
         going = [row for row, token in enumerate(tokens) if token != network.end]
         closing = [row for row, token in enumerate(tokens) if token == network.end and not self.full[row]]
@@ -107,7 +107,7 @@ class GestaltSession:
     # ---- sentences --------------------------------------------------------------------------------------------------
 
     def _fronts(self, rows: Sequence[int]) -> list[Tensor]:
-        """What the next sentence of each row starts with: thoughts that are in context, then seed or [BOS]."""
+        """What the next sentence of each row starts with: thoughts in context, if any, then seed or [BOS]."""
         network = self.network
         begin = network.table.weight[network.begin][None]
         fronts = []
@@ -121,7 +121,7 @@ class GestaltSession:
         return fronts
 
     def _close(self, rows: list[int], sentences: list[list[int]] | None) -> None:
-        """Reads whole sentences, or the ends of the open ones, up to the thought, and keeps it."""
+        """Reads whole sentences, or the [EOS] of open ones, as far as the thought, and keeps the thought."""
         network, c = self.network, self.network.config
         whole = sentences is not None
         fronts = self._fronts(rows) if whole else [None] * len(rows)
@@ -141,8 +141,8 @@ class GestaltSession:
         self.known[rows] = np.minimum(self.known[rows] + 1, c.memory)
 
     def _pushed(self, held: Tensor | None, rows: list[int], new: Tensor) -> Tensor:
-        """Memory (B, M, ..) with one more of each of the rows, the oldest dropped where it was full; a new tensor, so
-        that forks may share the old one."""
+        """Memory (B, M, ..) with one more thought in each of the rows, the oldest dropped where it was full; a new
+        tensor, so that forks may share the old one."""
         M = self.network.config.memory
         kept = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
         known = torch.from_numpy(self.known[rows])
@@ -157,7 +157,7 @@ class GestaltSession:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Sequence[int], fronts: Sequence[Tensor | None], texts: list[list[int]]) -> Tensor:
-        """Logits (R, V + 1) after these positions of some rows, through all blocks."""
+        """Logits (R, V + 1) after reading these positions of some rows through all blocks."""
         network = self.network
         states, last = self._states(list(rows), fronts, texts, range(network.config.depth))
         hidden = network.norm(states[last])
@@ -166,7 +166,7 @@ class GestaltSession:
     def _states(
         self, rows: list[int], fronts: Sequence[Tensor | None], texts: list[list[int]], layers: range
     ) -> tuple[Tensor, Tensor]:
-        """States (P, C) of fronts and tokens of each row after some blocks, and which is the last of each row."""
+        """States (P, C) of each row's front and tokens after some blocks, and the index of each row's last one."""
         network = self.network
         device = network.table.weight.device
         tokens = network.embed(torch.tensor([t for text in texts for t in text], dtype=torch.long, device=device))
@@ -207,7 +207,7 @@ class GestaltSession:
 
 
 class SessionReader:
-    """Reads caches of the rows that move; their new positions are appended to them."""
+    """Reads the caches of the rows that advance, after appending their new positions."""
 
     def __init__(self, session: GestaltSession, rows: np.ndarray, lengths: np.ndarray):
         network, c = session.network, session.network.config

@@ -1,9 +1,9 @@
-"""The plain decoder with one MLP more before the final norm: the cost of a correction, spent at the other end.
+"""The plain decoder with one more MLP before the final norm: the cost of a correction, spent at the other end.
 
     z = blocks(e)      logits = head(norm(z + F(norm(z))))      F: Linear(C, 4C), GELU, Linear(4C, C)
 
-A context-ready network of D blocks decodes at the price of D blocks and F. So does this one, in one pass and without a
-recurrence: what the one gains on the other is not owed to the parameters of F.
+A context-ready network of D blocks decodes at the cost of D blocks and F. So does this one, in one pass and without a
+recurrence: a difference between the two is not due to the parameters of F.
 
 Cost: 8 C^2 multiply-adds for a token. Source: a baseline of The Context-Ready Transformer (arXiv 2606.27538); that F is
 residual is our reading.
@@ -26,11 +26,11 @@ from tandem.recipe import register
 
 @register("network", "head_ffn")
 class HeadFFN(Decoder):
-    """The plain decoder with one MLP more before its final norm; a baseline of context_ready."""
+    """The plain decoder with one more MLP before its final norm; a baseline of context_ready."""
 
     class Config(Decoder.Config):
         head_ffn: bool = True
-        """Whether there is that MLP."""
+        """The MLP before the final norm; false: the plain decoder."""
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)

@@ -1,15 +1,15 @@
-"""The contract of a network: one file, its own Config, and these answers.
+"""The contract of a network: one file, its own Config, and these methods.
 
-A network embeds tokens and maps embeddings to the hidden states from which tokens are read. It does not know
-what is asked of it: an objective may hand it other embeddings, and asks for a loss at the head.
+A network embeds tokens and maps embeddings to the hidden states that predict tokens. It does not know the
+objective, which may pass it other embeddings and takes the loss at the head.
 
     x = network.embed(tokens)                      B T -> B T C
     hidden, extra = network(x, batch)              B T C -> B T C, and named extra loss sums
     loss, sums = network.nll(hidden, targets)      the head, in chunks: all logits never exist at once
 
-Beside these: `read` and `score` (the ruler), `session` (generation), `cost`, the blocks to compile, shard and
+Besides these: `read` and `score` (evaluation), `session` (generation), `cost`, the blocks to compile, shard and
 recompute.
-`tandem.testing` holds every registered network to the contract; docs/adding_a_method.md walks through one.
+`tandem.testing` tests every registered network against the contract; docs/adding_a_method.md walks through one.
 
 Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a position.
 """
@@ -32,7 +32,7 @@ from tandem.recipe import UserError
 
 
 class Session(Protocol):
-    """Generation by one network: `rows` texts side by side, each going on by itself."""
+    """Generation by one network: `rows` texts side by side, each continued independently."""
 
     def prefill(self, prompts: list[list[int]]) -> Tensor:
         """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
@@ -43,19 +43,19 @@ class Session(Protocol):
         ...
 
     def fork(self, rows: Tensor | None = None) -> "Session":
-        """An independent continuation of the same texts, or of those in `rows` (N,), in that order and so often."""
+        """An independent continuation of the same texts, or of `rows` (N,) of them, in that order, repeats included."""
         ...
 
     @property
     def bytes(self) -> int:
-        """Bytes of the state that is held for the tokens so far."""
+        """Bytes of the state held for the tokens so far."""
         ...
 
 
 def aligned(prompts: list[list[int]], rows: int) -> tuple[Tensor, Tensor]:
-    """Prompts as a batch (B, T), padded in front, and what is padded of each, (B,).
+    """Prompts as a batch (B, T), padded in front, and the padding of each, (B,).
 
-    Raises: ValueError unless there is one of at least one token for each of `rows`.
+    Raises: ValueError unless there is a prompt of at least one token for each of `rows`.
     """
     if len(prompts) != rows or not all(prompts):
         raise ValueError(f"a session of {rows} rows takes as many prompts, each of at least one token")
@@ -74,19 +74,19 @@ class Network(nn.Module):
 
     Config: ClassVar[Any]
     tokens_only: ClassVar[str] = ""
-    """Why an objective may hand it no other embeddings than those of single tokens; empty: it may."""
+    """Why an objective may pass it only embeddings of single tokens; empty: it may pass others."""
     reads_sentences: ClassVar[bool] = False
-    """Whether it asks a store for its sentences."""
+    """Whether it reads a store's sentences."""
     reads_whole: ClassVar[bool] = False
-    """Whether it scores a document whole, however long; others do in windows of the context."""
+    """Whether it scores a document whole, however long; others score in windows of the context."""
     suffixes_only: ClassVar[str] = ""
-    """Why it is asked for the end of a text alone, given what lies before (`Batch.blocks`); empty: for all of it."""
+    """Why it predicts only the end of a text, given what lies before (`Batch.blocks`); empty: it predicts all of it."""
     divides: ClassVar[bool] = False
-    """Whether what it makes of a text depends on where a session's prompt ends."""
+    """Whether its output for a text depends on where a session's prompt ends."""
     free: ClassVar[tuple[str, ...]] = ()
-    """Settings in which it may differ from the network that it starts from: no weight is shaped by them."""
+    """Settings in which it may differ from the network that it starts from: they shape no weight."""
     table: Embedding
-    """Of token ids; a network that wraps another has none of its own."""
+    """Embeddings of token ids; a network that wraps another has none of its own."""
     sentinels: int = 0
     """Ids of its table that stand for what was cut out of a text."""
 
@@ -96,9 +96,9 @@ class Network(nn.Module):
         self.recompute = False
         self.head_kernel: Callable[..., Tensor] | None = None
         self.segmentation: Any = None
-        """The Segmentation by which its run cut texts, where it reads sentences; None: by the defaults."""
+        """The Segmentation by which its run cut texts, where it reads sentences; None: the default."""
         self.routings: list[Routing] = []
-        """Of the pass that is being made, by mixture of experts."""
+        """Routing in the current pass, by mixture of experts."""
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
@@ -118,12 +118,12 @@ class Network(nn.Module):
     def scoring(
         self, store: Store, context: int, rows: int, documents: Iterable[int] | None = None, whole: bool = True
     ) -> Iterator[ScoringBatch]:
-        """How it reads documents to score them; `score` has the shape of `document` and `index`. Where not `whole`, one
-        that `reads_whole` reads windows as well."""
+        """How it reads documents to score them; `score` has the shape of `document` and `index`. Without `whole`, a
+        network that `reads_whole` reads windows, too."""
         return scoring_rows(store, context, rows, documents)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """What a session's prompt is for a text."""
+        """The prompt that a session reads for a text."""
         return tokenizer.encode(text).tolist()
 
     @property
@@ -133,7 +133,7 @@ class Network(nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """Tokens that a generated text can have, prompt included; None: any number."""
+        """Most tokens that a generated text can have, prompt included; None: any number."""
         return None
 
     @property
@@ -166,7 +166,7 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def cost_of(self, batch: Batch) -> Cost:
-        """`cost` in training on this batch, where that is drawn; `cost` is then that of the mean."""
+        """The cost of training on this batch, where it is random; `cost` then has the mean."""
         return self.cost()
 
     @classmethod
@@ -176,8 +176,8 @@ class Network(nn.Module):
 
     @property
     def shards(self) -> Sequence[nn.Module]:
-        """The units whose weights are gathered when they are called, where weights are cut over processes; what is
-        left over is gathered for the whole pass."""
+        """The units whose weights, where these are sharded over processes, are gathered when they are called; all other
+        weights are gathered for the whole pass."""
         return list(self.blocks)
 
     def as_plain(self, batch: Batch) -> Batch:
@@ -186,13 +186,13 @@ class Network(nn.Module):
 
     @property
     def terms(self) -> dict[str, float]:
-        """Weights of the extra loss terms by name; a term of weight 0 is only on record."""
+        """Weights of the extra loss terms by name; a term of weight 0 is only recorded."""
         moe = getattr(self.config, "moe", None)
         return {"balance": moe.balance, "load_max": 0.0, "load_min": 0.0} if moe else {}
 
     def extra(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums of the extra terms of the pass over `batch` that has just been made."""
-        routings, self.routings = self.routings, []  # a new list: recomputation tells the old one again
+        """Sums of the extra terms of the pass just made over `batch`."""
+        routings, self.routings = self.routings, []  # a new list: recomputation appends to the old one again
         means = mixture_terms(routings) if routings else {}
         return {name: batch.starts.numel() * mean for name, mean in means.items()}
 
@@ -212,7 +212,7 @@ class Network(nn.Module):
         return loss, sums
 
     def asked(self, hidden: Tensor, batch: Any, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A batch's share of the step's mean, asked for the next token, and its sums by name; `counts` are totals."""
+        """A batch's share of the step's mean next-token loss, and its sums by name; `counts` are totals of the step."""
         loss, sums = self.nll(hidden, batch.targets)
         return loss / max(1, counts["nll"]), {"nll": sums[0]}
 
@@ -226,7 +226,7 @@ class Network(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Weighted loss with its gradient, and plain sums by slot, of targets (B, T) or (B, T, S); see nn/head.
 
-        `head`: in place of the network's.
+        `head`: replaces the network's.
         """
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
@@ -235,12 +235,12 @@ class Network(nn.Module):
         return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of, kernel=kernel)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
-        """Hidden states (B, T, C) with which scores are made; `x` in place of the tokens' embeddings."""
+        """Hidden states (B, T, C) from which scores are made; `x` replaces the tokens' embeddings."""
         hidden, _ = self(self.embed(batch.tokens) if x is None else x, batch)
         return hidden
 
     def score(self, batch: Batch, x: Tensor | None = None, **how: Any) -> Tensor:
-        """-log p of every asked target, nats, (B, T), 0 elsewhere; all but the targets decides `read`."""
+        """-log p of every target, nats, (B, T), 0 at IGNORE; `read` makes the hidden states, given `how`."""
         hidden = self.read(batch, x, **how)
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
@@ -252,29 +252,29 @@ class Network(nn.Module):
 
     @staticmethod
     def touched(hidden: Tensor, idle: Iterable[nn.Module]) -> Tensor:
-        """The same; what a pass had no use for gets a gradient of zero: other processes wait for one, and an optimiser
-        keeps a state of every parameter, in its checkpoints too."""
+        """`hidden`, unchanged; modules that a pass did not use get a gradient of zero: other processes wait for one,
+        and an optimiser keeps a state of every parameter, in its checkpoints too."""
         if not torch.is_grad_enabled():
             return hidden
         return sum((parameter.sum() * 0.0 for module in idle for parameter in module.parameters()), start=hidden)
 
     def run_block(self, block: nn.Module, x: Tensor, reader: Any, *more: Any) -> Tensor:
         """block(x, reader, ...), `recomputed`."""
-        # A method, not the list: FSDP hands over copies of lists
+        # A bound method, not the list itself: FSDP passes on copies of lists
         routed = getattr(self.config, "moe", None) and torch.is_grad_enabled()
         tell: dict[str, Any] = {"tell": self.routings.append} if routed else {}
         return self.recomputed(block, x, reader, *more, **tell)
 
     def recomputed(self, function: Callable[..., Any], *given: Any, **told: Any) -> Any:
-        """function(*given), keeping only what is given for the backward when `recompute` is on."""
-        if self.recompute and torch.is_grad_enabled():  # what is drawn inside is keyed (nn/dropout.py)
+        """function(*given), keeping only its arguments for the backward when `recompute` is on."""
+        if self.recompute and torch.is_grad_enabled():  # random draws inside are keyed (nn/dropout.py)
             return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False, **told)
         return function(*given, **told)
 
     def start_from(self, other: "Network") -> None:
         """Takes over the weights of a trained network.
 
-        Raises: UserError where that would be another function, beside what is `free`.
+        Raises: UserError where settings other than the `free` ones differ, so that the function would change.
         """
         here, there = ({"kind": type(n).__name__, "context": n.context, **n.config.model_dump()} for n in (self, other))
         same = {"init", *self.free} | ({"context"} if self.longest is None else set())

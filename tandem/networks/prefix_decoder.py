@@ -3,8 +3,8 @@
     prompt a0 a1 a2, then a3 a4        a0 .. a2 read a0 a1 a2       [s, n)
                                        a3 reads a0 .. a3            [s, i+1)
 
-Nothing is added to the plain decoder, so it starts from a trained one (`start: {run: ...}`); objective prefix_lm shows
-it prompts. A text without a prompt (`Batch.blocks`) is read causally. A prompt can not grow once it is read.
+Nothing is added to the plain decoder, so it can start from a trained one (`start: {run: ...}`); objective prefix_lm
+trains it on prompts. A text without a prompt (`Batch.blocks`) is read causally. A prompt cannot grow once it is read.
 
 Cost: n (n - 1) / 2 pairs more a layer for a prompt of n tokens.
 Shapes: B rows, T tokens.
@@ -56,7 +56,7 @@ class PrefixDecoder(Decoder):
         return [("tokens, the first half of a document in both directions", read_prompts(own, halves), len(starts))]
 
     def start_from(self, other: Network) -> None:
-        """Also from a trained plain decoder, whose function it has as long as there is no prompt."""
+        """Also starts from a trained plain decoder, and computes its function as long as there is no prompt."""
         if type(other) is Decoder and other.config.window is None:
             same = PrefixDecoder(self.Config(**other.config.model_dump()), other.vocabulary, other.context)
             same.load_state_dict(other.state_dict(), assign=True)
@@ -77,7 +77,7 @@ class PrefixDecoder(Decoder):
 
 
 def read_prompts(span: Span, ends: Tensor) -> Span:
-    """The causal span, with all up to `ends` (B, T) read by every query."""
+    """The causal span, extended so that every query reads up to `ends` (B, T), exclusive."""
     return Span(span.lo, torch.maximum(span.hi, ends))
 
 

@@ -20,7 +20,7 @@ The streams are rows of one tensor, inputs first: every matrix product serves bo
 two groups of queries over the same keys. No sequence of 2T tokens is built. In the last block the stream that is not
 read out is projected to keys and values and goes no further.
 
-Cost: near twice the decoder's products and pairs in training; in decoding its cache and `window` entries a layer more.
+Cost: in training nearly twice the decoder's products and pairs; in decoding its cache plus `window` entries a layer.
 Source: State-Prediction Separation (arXiv 2607.01218), eq. 3 to 5; docs/sps.md.
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, N keys of a stream.
 """
@@ -56,24 +56,24 @@ class SPS(Decoder):
         persistent: Stream = "inputs"
         """The stream whose keys stay readable to the end of the document."""
         window: int | None = Field(64, ge=0)
-        """Tokens for which the other stream's keys stay readable after their own; null: to the end, too."""
+        """Tokens for which the other stream's keys stay readable after their own; null: to the end of the document."""
         read: Stream = "predictions"
         """The stream from which the next token is read."""
         predict_in_vocabulary: bool = False
-        """The vector that predictions start from is a row of the token table, and all rows of the table share the
-        probability, as in the authors' code; otherwise it is a parameter of its own."""
+        """The vector that predictions start from is a row of the token table, and the softmax runs over all rows of the
+        table, as in the authors' code; otherwise it is a parameter of its own."""
         positions: Literal["adjacent", "halves"] = "adjacent"
-        """Pairs of the rotary positions."""
+        """How rotary positions pair the channels."""
 
         @property
         def streams(self) -> tuple[Stream, ...]:
-            """Those that take part: where nothing reads a prediction, none is made."""
+            """The streams in use: where nothing reads a prediction, none is made."""
             unread = self.inputs_alone and self.read == "inputs"
             return ("inputs",) if unread else ("inputs", "predictions")
 
         @property
         def inputs_alone(self) -> bool:
-            """Inputs read no prediction: they are the plain decoder's states."""
+            """Whether inputs read no prediction, and so are the plain decoder's states."""
             return self.persistent == "inputs" and self.window == 0
 
         @property
@@ -136,7 +136,7 @@ class SPS(Decoder):
         return super().reader(x, batch) if len(self.streams) == 1 else StreamReader(self, batch.starts, x)
 
     def states(self, x: Tensor, reader: Any) -> Tensor:
-        """All blocks: the last one's output of the stream that is read out, before the final norm."""
+        """All blocks: the last one's output for the stream that is read out, before the final norm."""
         if len(self.streams) == 1:
             return super().states(x, reader)
         inputs, predictions = slice(len(x)), slice(len(x), None)
@@ -159,7 +159,7 @@ class SPS(Decoder):
         G, D, _ = c.derived
 
         def recent(n: int) -> int:
-            """Keys of the stream that does not persist, before index n, that are read there."""
+            """Keys before index n, of the stream that does not persist, that are read at n."""
             return n if c.window is None else min(n, c.window)
 
         def keys(n: int) -> int:
@@ -194,12 +194,12 @@ class SPS(Decoder):
 def stream_spans(
     config: SPS.Config, starts: Tensor, positions: Tensor | None = None, state_window: int | None = None
 ) -> tuple[Groups, ...]:
-    """Eq. 5: of each stream's keys, what the queries of each stream read.
+    """Eq. 5: which of each stream's keys the queries of each stream read.
 
     Args:
         starts: (B, T), where the document of each query begins; the window ends there, too.
         positions: (T,) of the queries, where they are not 0 .. T - 1 (decoding).
-        state_window: tokens before a query's own to which the stream that persists is cut; None: not at all.
+        state_window: how many earlier tokens of the stream that persists a query may read; None: all.
     """
     i = torch.arange(starts.shape[-1]) if positions is None else positions
     if len(config.streams) == 1:
@@ -213,7 +213,7 @@ def stream_spans(
 
 
 class Reading:
-    """Attention over the keys of both streams: of both as queries or, in the last block, of the one read out."""
+    """Attention over the keys of both streams, with queries of both or, in the last block, of the one read out."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Reading:
 
 
 class StreamReader:
-    """Reads a whole batch at once: every layer by the same spans, planned once."""
+    """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
     def __init__(self, network: SPS, starts: Tensor, x: Tensor):
         T = x.shape[1]
@@ -301,7 +301,7 @@ class StreamSession(DecoderSession):
         return self.plan(q, keys, values)
 
     def _stores(self, layer: int) -> tuple[Any, Any]:
-        """Of the inputs, then of the predictions."""
+        """The cache of the inputs, then that of the predictions."""
         stores = self.caches[layer], self.rings[layer]
         return stores[::-1] if self.network.config.persistent == "predictions" else stores
 
@@ -313,7 +313,7 @@ class StreamSession(DecoderSession):
         device: torch.device,
         backend: Backend = "auto",
     ) -> Reading:
-        """What the newest columns, which end at index `ends` of each store, read of what the stores return."""
+        """How the newest columns, which end at index `ends` of each store, read what the stores return."""
         spans = []
         for source, end in enumerate(ends):
             first = self.columns - end  # column of the store's first entry

@@ -1,7 +1,7 @@
-"""Attention, the house's one primitive: every mask is a set of spans.
+"""Attention, the one primitive of every network here: every mask is a set of spans.
 
-In every network here, what a query may read of a source of keys is one run of neighbours, `lo[i] <= j < hi[i]`
-(spans.py). Attention is one softmax over the union of what its sources allow, so one function serves them all:
+In every network, the keys that a query may read from one source are contiguous, `lo[i] <= j < hi[i]` (spans.py).
+Attention is one softmax over the union of the keys that its sources allow, so one function serves all networks:
 
                         source 1            source 2
                    ┌───────────────┐   ┌───────────────┐
@@ -11,7 +11,7 @@ In every network here, what a query may read of a source of keys is one run of n
     plan = plan_attention([span], [T])                     # once per batch, on the host: bounds, tiles, masks
     y = attend(q, [Source(k, v, span)], plan=plan)         # in every layer
 
-Queries may come in groups that read the same keys by different spans (the two streams of State-Prediction
+Queries may come in groups that read the same keys through different spans (the two streams of State-Prediction
 Separation): q and every span are then tuples, one entry per group, and so is y.
 
     dense   the definition, symbol by symbol: the oracle of the tests, and the code to read first (below)
@@ -58,7 +58,7 @@ def attend_dense(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """The definition of `attend`, never sped up: arguments and result are the same, float64 is kept throughout."""
+    """The reference definition of `attend`, not optimised: same arguments and result, float64 kept throughout."""
     if isinstance(q, tuple):
         of_group = [[Source(s.k, s.v, _groups(s.span)[g]) for s in sources] for g in range(len(q))]
         results = [attend_dense(q[g], of_group[g], scale=scale, return_lse=return_lse) for g in range(len(q))]
@@ -83,7 +83,7 @@ def _groups(span: Span | Groups) -> Groups:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What all attention over the same spans shares: checked bounds and, made on first use, tiles or block mask.
+    """What all attention over the same spans shares: checked bounds and, built on first use, tiles or a block mask.
 
     lo, hi: (rows, sources, groups, queries); rows is 1 where all rows of the batch agree.
     """
@@ -102,23 +102,23 @@ class Plan:
 
     @cached_property
     def blocks(self):
-        from tandem.nn import flex  # slow to import, and of use on CUDA only
+        from tandem.nn import flex  # slow to import, and useful on CUDA only
 
         return flex.plan(self.lo, self.hi, self.keys, self.device)
 
     @cached_property
     def fused(self):
-        from tandem.nn import attention_triton  # needs triton, which PyTorch brings along with CUDA only
+        from tandem.nn import attention_triton  # needs triton, which comes only with PyTorch for CUDA
 
         return attention_triton.Fused(self.lo, self.hi, self.keys, self.device)
 
     @property
     def tiled_pairs(self) -> int:
-        """Query-key pairs per head that the tiled backend visits, summed over rows; needed are (hi - lo).sum()."""
+        """Query-key pairs per head that the tiled backend visits, summed over rows; (hi - lo).sum() are needed."""
         return sum(strip.pairs for strip in self.tiles.strips)
 
     def choose(self, q: Tensor, return_lse: bool = False, dropout: float = 0.0) -> tuple[Backend, str]:
-        """The backend for these queries, and why; a named one is never replaced."""
+        """The backend for these queries, and the reason; a backend given by name is never replaced."""
         if dropout and (return_lse or self.backend not in ("auto", "tiled")):
             raise ValueError(f"dropout of attention weights is the tiled backend's, without lse; not {self.backend}'s")
         if dropout:
@@ -147,12 +147,12 @@ def plan_attention(
     """Checks the spans of all sources and plans attention over them, once for all layers of a batch.
 
     Args:
-        spans: of every source, a span or a tuple with one per group of queries.
+        spans: for every source, a span or a tuple with one per group of queries.
         keys: N of every source.
         device: where the queries will be.
         backend: "auto" takes tiled on a CPU and for a few queries, and on CUDA flex or, where it was measured to be
-            faster (measured.py), triton; a named one never falls back. `Plan.choose` tells which, and why.
-        most: queries of a tile, where fewer pairs are worth more calls; None: as many as is cheapest.
+            faster (measured.py), triton; a named one never falls back. `Plan.choose` returns the choice and the reason.
+        most: the most queries in a tile, where visiting fewer pairs is worth more calls; None: whatever is cheapest.
     Raises: ValueError naming source, row and position where a span leaves [0, N] or moves back.
     """
     if backend not in get_args(Backend):
@@ -194,7 +194,7 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def _outside_graphs(function: Function) -> Function:
-    # Bounds are host integers of one batch: a graph that held them would be compiled again for every batch.
+    # Bounds are host integers of one batch: a graph that held them would be recompiled for every batch.
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
@@ -214,18 +214,18 @@ def attend(
         y_i = sum of softmax(q_i . k_sj / sqrt(D)) v_sj  over all s and all j with lo_s[i] <= j < hi_s[i]
 
     Args:
-        q: queries (B, H, T, D) of any float dtype, or a tuple of such, one per group; scores and softmax are
+        q: queries (B, H, T, D) of any float dtype, or a tuple of them, one per group; scores and softmax are
             float32 (float64 stays float64).
         sources: keys, values and spans; with groups, every source has a span per group.
-        plan: what `plan_attention` made of these very spans; None: made here, for this call alone.
+        plan: made by `plan_attention` from these same span objects; None: made here, for this call alone.
         backend: see `plan_attention`; with a plan, the plan's.
-        scale: in place of 1/sqrt(D).
+        scale: replaces 1/sqrt(D).
         return_lse: also return the log-sum-exp of the scores, without gradient; -inf where nothing is read.
         dropout: rate at which weights are set to 0, the others scaled up; tiled only.
     Returns: y like q, and with `return_lse` (y, lse), lse (B, H, T) per group. A query that may read nothing gets
         exactly zero, forward and backward.
-    Raises: ValueError for shapes that do not fit, and where a named backend cannot do what is asked of it.
-    Source: eq. 5 of State-Prediction Separation (arXiv 2607.01218) is a case of two sources; docs/attention.md.
+    Raises: ValueError for shapes that do not fit, and where a named backend does not support the call.
+    Source: eq. 5 of State-Prediction Separation (arXiv 2607.01218) is the case of two sources; docs/attention.md.
     """
     queries = q if isinstance(q, tuple) else (q,)
     if plan is None:

@@ -1,7 +1,7 @@
 """The fused kernels of attention over spans: the forward, its gradients, and decoding.
 
-A program of the forward holds a tile of queries and walks along the keys of each source. Both ends of a span only move
-forward, so four numbers, read from the spans of its first and its last query, say how far, and where a mask is needed:
+A program of the forward holds a tile of queries and loops over the keys of each source. Both ends of a span only move
+forward, so four numbers, read from the spans of the tile's first and last query, bound the loop and the masked parts:
 
     first query  # # # # # # . . . .        lo(first query)             from here on somebody reads,
                  . . # # # # # . . .        lo(last), hi(first query)   between these everybody does: no mask,
@@ -9,19 +9,19 @@ forward, so four numbers, read from the spans of its first and its last query, s
                        └full┘
 
 Queries of several groups at the same positions are rows of one tile, so both streams of a two-stream network share
-every key that is loaded. The gradient of keys is the same walk on the transposed mask: the queries that read key j are
-one run of neighbours, too, and both its ends move forward with j. In decoding there are few queries and many keys: a
-program takes a share of the keys for all heads that read them, and a second kernel puts the shares together.
+every key that is loaded. The gradient of keys is the same loop on the transposed mask: the queries that read key j are
+contiguous, too, and both ends of their range move forward with j. In decoding there are few queries and many keys: a
+program takes a share of the keys for all heads that read them, and a second kernel combines the shares.
 
-Scores are taken to base 2, where the exponential is one instruction; sums and accumulators are float32. Every element
-of a result is written by one program, which adds in one order: results have the same bits in every run.
+Exponentials are taken to base 2, which is one instruction; sums and accumulators are float32. Every element of a
+result is written by one program, which adds in a fixed order, so results are bitwise the same in every run.
 
 Tuples, one entry per group or source, are unrolled by the compiler. Strides come in threes: row, head, position; the
-channels of a tensor are neighbours. BLOCK_D is D rounded up to a power of two.
+channels of a tensor are contiguous. BLOCK_D is D rounded up to a power of two.
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
-# What the compiler takes for a constexpr, a range or a tuple is none to a reader of types.
+# What Triton's compiler treats as a constexpr, a range or a tuple is not one to a type checker.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
@@ -71,7 +71,7 @@ def load_groups(
 
 @triton.jit
 def tile_walk(lo, hi, first, last, to_group, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
-    """(start, end, before, full, blocks): somebody reads within start .. end, cut into `blocks`; the first
+    """(start, end, before, full, blocks): the tile reads within start .. end, cut into `blocks` blocks; the first
     `before` of them need a mask, the next `full` do not, the others do.
 
     lo, hi point to the spans of the first group, `to_group` entries before those of the next.
@@ -91,13 +91,13 @@ def tile_walk(lo, hi, first, last, to_group, GROUPS: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def number_of_blocks(full, blocks, MASKED: tl.constexpr):
-    """Of one of the two passes over a source: the blocks that need a mask, or those that do not."""
+    """Blocks in one of the two passes over a source: those that need a mask, or those that do not."""
     return blocks - full if MASKED else full
 
 
 @triton.jit
 def nth_block(n, before, full, MASKED: tl.constexpr):
-    """The block that comes n-th in the pass: masked ones lie before and behind the full ones."""
+    """The n-th block of the pass: masked blocks lie before and after the full ones."""
     return n + tl.where(n < before, 0, full) if MASKED else before + n
 
 
@@ -135,7 +135,7 @@ def read_keys(
         if MASKED:
             score = tl.where((lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None]), score, float("-inf"))
         largest = tl.maximum(m, tl.max(score, 1) * to_base_2)
-        # A query that has read nothing yet has no largest score: -inf less -inf would be NaN.
+        # A query that has read nothing yet has no largest score: -inf minus -inf would be NaN.
         shift = tl.where(largest == float("-inf"), 0.0, largest) if MASKED else largest
         p = tl.exp2(score * to_base_2 - shift[:, None])
         keep = tl.exp2(m - shift)
@@ -192,7 +192,7 @@ def gradient_of_queries(
     dq, q, dy, lse, delta, k, v, k_stride, v_stride, lo, hi, start, end, before, full, blocks, to_base_2,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Adds to dq, still without the scale, what the keys of a source contribute."""
+    """Adds to dq, not yet scaled, the contribution of a source's keys."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
         j = start + nth_block(n, before, full, MASKED) * BLOCK_N + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_stride, j, end, MASKED, D, BLOCK_D)
@@ -251,7 +251,7 @@ def gradient_of_keys(
     dk, dv, k, v, q, dy, lse, delta, q_stride, dy_stride, lo, hi, start, end, before, full, blocks, to_base_2,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the queries of one head contribute; lo, hi: the queries that read each key."""
+    """Adds the contribution of one head's queries; lo, hi bound the queries that read each key."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
         i = start + nth_block(n, before, full, MASKED) * BLOCK_M + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_stride, i, end, MASKED, D, BLOCK_D)
@@ -313,9 +313,9 @@ def decode_kernel(
     GROUPS: tl.constexpr, SOURCES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What all queries of a key head read of one share of the keys; grid (shares, key heads, B).
+    """What all queries of a key head read from one share of the keys; grid (shares, key heads, B).
 
-    Row m of the tile is query m % T of head m // T % heads_per_key of group m // T // heads_per_key. Written are the
+    Row m of the tile is query m % T of head m // T % heads_per_key of group m // T // heads_per_key. Writes the
     unscaled outputs (B, G, shares, BLOCK_M, BLOCK_D), the largest scores (base 2) and the sums of weights.
     """
     share, key_head, b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -354,7 +354,7 @@ def combine_kernel(
     outputs, largest, totals, y, lse, T, H, heads_per_key, y_strides,
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """y and log-sum-exp of one query from what was read of all shares; grid (rows of a tile, key heads, B)."""
+    """y and log-sum-exp of one query, combined from all shares; grid (rows of a tile, key heads, B)."""
     m, key_head, b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     i, head, group = m % T, key_head * heads_per_key + m // T % heads_per_key, m // T // heads_per_key
     share, d = tl.arange(0, SHARES), tl.arange(0, BLOCK_D)

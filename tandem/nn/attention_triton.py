@@ -1,16 +1,16 @@
-"""Attention over spans on CUDA by fused kernels (attention_kernels.py): a forward, a backward in two, one for decoding.
+"""Attention over spans on CUDA with fused kernels (attention_kernels.py): forward, backward in two, and decoding.
 
-The spans go to the device as they are, two integers per query, and with them, where gradients are asked for, their
-transpose: for every key, the run of queries that read it. No list of blocks and no mask is made.
+The spans go to the device as they are, two integers per query. Where gradients are needed, their transpose goes with
+them: for every key, the contiguous queries that read it. No list of blocks and no mask is built.
 
     bounds   (2, R, S, G, T)   lo and hi of every query
     readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
 
-`attend` and its backward are operators of PyTorch (`torch.ops.tandem`), with shapes for tracing, a derivative and a
-count of FLOPs. The backward is deterministic by design: nothing is added atomically.
+`attend` and its backward are PyTorch operators (`torch.ops.tandem`), with output shapes for tracing, a derivative and
+a FLOP count. The backward is deterministic by design: it uses no atomic additions.
 
-Cost: 4 D FLOPs forward and 14 D backward for a pair of a visited tile; counted are the needed pairs and 10 D, as for
-every backend. Kept for the backward: inputs, output, log-sum-exp.
+Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; the FLOP count has only the needed pairs and
+10 D backward, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
@@ -30,11 +30,11 @@ from tandem.nn import attention_kernels as kernels
 from tandem.nn.spans import ready_for
 
 WIDEST = 128
-"""Channels of a head: above, a tile of keys no longer fits beside the accumulators."""
+"""Most channels of a head: beyond this, a tile of keys no longer fits beside the accumulators."""
 
 
 class Shape(NamedTuple):
-    """Of a kernel: rows of a tile of queries and of keys, warps of a program, loads on their way at a time."""
+    """A kernel's tile sizes in queries and in keys, its warps per program, and its pipeline stages."""
 
     queries: int
     keys: int
@@ -58,12 +58,12 @@ HALF = {
     128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(32, 128, 8, 2)),
 }
 _SMALL = Shape(32, 32, 4, 1)
-SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not go through the matrix units
+SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not use the matrix units
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """What `attend` runs: the spans of a batch on their way to the device."""
+    """The triton backend of `attend`: the spans of a batch, copied to the device on first use."""
 
     lo: np.ndarray
     hi: np.ndarray
@@ -75,7 +75,7 @@ class Fused:
         return self._on_host().to(self.device, non_blocking=True)
 
     def take_over(self, other: "Fused") -> None:
-        """From here on the spans of `other`, of the same shape, stand on the device, where a captured graph reads."""
+        """Overwrites the spans on the device, where a captured graph reads, with those of `other` (same shape)."""
         self.bounds.copy_(other._on_host(), non_blocking=True)
 
     def _on_host(self) -> Tensor:
@@ -96,7 +96,7 @@ class Fused:
         scale: float | None,
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The output of every group of queries and, where asked, its log-sum-exp."""
+        """The output of every group of queries and, on request, its log-sum-exp."""
         refuse(queries[0])
         tensors = list(queries), list(keys), list(values)
         has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
@@ -111,7 +111,7 @@ class Fused:
 def transposed(lo: np.ndarray, hi: np.ndarray, keys: int) -> np.ndarray:
     """Spans (R, G, T) of queries over keys as spans (2, R, G, N) of keys over queries.
 
-    lo and hi never decrease, so lo[i] <= j for the queries before some end, and j < hi[i] from some first one on.
+    lo and hi never decrease, so lo[i] <= j holds for the queries before some end, and j < hi[i] from some query on.
     """
     j = np.arange(keys)
     ends = [[[np.searchsorted(of_group, j, "right") for of_group in row] for row in bound] for bound in (hi, lo)]
@@ -119,7 +119,7 @@ def transposed(lo: np.ndarray, hi: np.ndarray, keys: int) -> np.ndarray:
 
 
 def refuse(q: Tensor) -> None:
-    """Raises: ValueError where the kernels can not run on such queries."""
+    """Raises: ValueError where the kernels cannot run on these queries."""
     is_interpreted = not isinstance(kernels.forward_kernel, triton.runtime.JITFunction)
     if not q.is_cuda and not is_interpreted:
         raise ValueError("triton runs on CUDA only (on a CPU in its interpreter, for tests: TRITON_INTERPRET=1)")
@@ -138,7 +138,7 @@ def refuse(q: Tensor) -> None:
 def attend(
     q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, readers: list[Tensor], scale: float
 ) -> tuple[list[Tensor], Tensor]:
-    """(y of every group, log-sum-exp (G, B, H, T)); `readers` are read by the backward alone."""
+    """(y of every group, log-sum-exp (G, B, H, T)); only the backward uses `readers`."""
     q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
     ys, lse = _empty_outputs(q)
     (B, H, T, D), shape = q[0].shape, _shapes(q[0])[0]
@@ -231,21 +231,21 @@ def _pairs(bounds: Tensor, rows: int) -> int:
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 FEW = 64
-"""Queries of all heads and groups that read one key head, up to which the keys are shared out."""
+"""Most queries, over all heads and groups that read one key head, for which `decode` is used."""
 DECODE_BLOCK = 64
 """Keys that a program loads at a time."""
 PROGRAMS = 264
-"""Of all rows and key heads together, about: two for every multiprocessor of an H100."""
+"""Programs to aim for over all rows and key heads: two for every multiprocessor of an H100."""
 
 
 @torch.library.custom_op("tandem::decode", mutates_args=())
 def decode(
     q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, scale: float
 ) -> tuple[list[Tensor], Tensor]:
-    """As `attend`, for few queries and without a backward: programs share out the keys of every key head.
+    """Like `attend`, for few queries and without a backward: programs divide the keys of every key head among them.
 
-    How many shares there are depends on shapes alone, and how long they are on the spans: a captured graph serves any
-    number of keys.
+    The number of shares depends on shapes alone, their length on the spans, so a captured graph serves any number of
+    keys.
     """
     q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
     ys, lse = _empty_outputs(q)
@@ -294,7 +294,7 @@ def _launch(kernel, grid: tuple[int, int, int], shape: Shape, like: Tensor, *arg
 
 
 def _block_width(D: int) -> int:
-    return max(16, triton.next_power_of_2(D))  # a product of tiles takes 16 at least
+    return max(16, triton.next_power_of_2(D))  # tl.dot needs at least 16
 
 
 def _shapes(q: Tensor) -> tuple[Shape, Shape, Shape]:
@@ -307,7 +307,7 @@ def _tiles_of_queries(q: list[Tensor], shape: Shape) -> tuple[int, int, int]:
 
 
 def _located(bounds: Tensor) -> tuple[Tensor, int, int]:
-    """(spans, entries from lo to hi, entries from one row to the next: none where all rows share theirs)."""
+    """(spans, entries from lo to hi, entries from one row to the next: 0 where all rows share their spans)."""
     return bounds, bounds.stride(0), bounds.stride(1) if bounds.shape[1] > 1 else 0
 
 
@@ -320,7 +320,7 @@ def _with_near_channels(x: Tensor) -> Tensor:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """(B, H, T, D), in memory (B, T, H, D): flattening the heads, which a block does next, then copies nothing."""
+    """(B, H, T, D), stored as (B, T, H, D), so that flattening the heads, a block's next step, copies nothing."""
     return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""The one Transformer block of the house; what it reads is decided by the reader it is handed.
+"""The one Transformer block of every network; the reader that it is given decides what it reads.
 
     x ──┬─ norm ─ q, k, v ─ reader ─ output ─┬─ + ──┬─ norm ─ mlp ─┬─ + ──
         └────────────────────────────────────┘      └──────────────┘
@@ -32,7 +32,7 @@ from tandem.recipe import Settings
 
 
 class BlockConfig(Settings):
-    """The house block; a paper's recipe changes it by name."""
+    """Tandem's own block; the papers' recipes override its options."""
 
     width: int = Field(128, ge=1)
     """C, channels of the residual stream."""
@@ -47,7 +47,7 @@ class BlockConfig(Settings):
     mlp_width: int | None = Field(None, ge=1)
     """F, inner width; null: 8C/3 rounded up to a multiple of 64 for swiglu, 4C for gelu."""
     moe: MixtureConfig | None = None
-    """A mixture of experts, each as wide as the MLP would be, in place of it; null: the MLP."""
+    """A mixture of experts in place of the MLP, each expert as wide as the MLP would be; null: the MLP."""
     norm: NormKind = "rms"
     """rms or layer."""
     norm_eps: float = Field(1e-6, gt=0)
@@ -63,8 +63,8 @@ class BlockConfig(Settings):
     init: Scheme = "normal"
     """How parameters are drawn; see tandem/nn/init.py."""
     base_width: int | None = Field(None, ge=1)
-    """C_0 of width transfer: initial deviations, logits and the optimiser's learning rates are such that what was tuned
-    at this width holds at `width`, with heads of the same width; null: no transfer. See docs/width_transfer.md."""
+    """C_0 of width transfer: initial deviations, logits and the optimiser's learning rates are scaled so that what was
+    tuned at this width holds at `width`, with heads of the same width; null: no transfer; docs/width_transfer.md."""
 
     def derive(self) -> dict[str, Any]:
         if self.head_width is None and self.width % self.heads:
@@ -128,8 +128,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, T, C) to (B, T, C).
 
-        With `asking`, only those rows go on: the others are read, and that is all. `drop` is the rate of dropout of
-        what is added to x. A mixture of experts tells where the tokens went.
+        With `asking`, only those rows are updated; the others serve as keys and values alone. `drop` is the dropout
+        rate of what is added to x. A mixture of experts reports its routing to `tell`.
         """
         # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
         compiled = self.kernels if torch.is_grad_enabled() else None
@@ -140,18 +140,18 @@ class Block(nn.Module):
             everything, x = x, x[asking]
             q, k, v = project_apart(self, x, everything, reader.rotation)
         y = reader(self.layer, q, k, v)
-        if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on them
+        if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on the tokens
             x = self.add(x, y, drop)
             return x + dropped(self.mlp(self.norm_mlp(x), tell), drop)
         return finish(self, x, y, drop)
 
     @classmethod
     def parts(cls) -> tuple[Callable, ...]:
-        """The work between attention, to be compiled."""
+        """The functions before and after the reader, to be compiled."""
         return cls.project, cls.finish, cls.project_apart
 
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D), turned to their positions."""
+        """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D); q and k are rotated to their positions."""
         H, G = self.heads, self.key_heads
         qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (H + 2 * G, -1))
         qk, v = qkv.split((H + G, G), dim=-2)
@@ -164,7 +164,7 @@ class Block(nn.Module):
     def project_apart(
         self, asking: Tensor, everything: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As `project`, with q of the rows `asking` alone, k and v of `everything`."""
+        """Like `project`, with q from the rows `asking` alone, k and v from `everything`."""
         H, G, rows = self.heads, self.key_heads, self.qkv.parts[0]
         bias = self.qkv.bias
         parts = ((self.qkv.weight[:rows], asking), (self.qkv.weight[rows:], everything))
@@ -175,22 +175,22 @@ class Block(nn.Module):
         return q, heads_of(k, G, everything, self.norm_k, rotation), heads_of(v, G, everything)
 
     def finish(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
-        """Adds to x what was read, y (B, H, T, D), and the MLP of the sum."""
+        """Adds to x the output of attention, y (B, H, T, D), then the MLP of the sum."""
         return self.think(self.add(x, y, drop), drop)
 
     def add(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
-        """x and what was read."""
+        """x plus the projected output of attention."""
         return x + dropped(self.output(y.transpose(1, 2).flatten(-2)), drop)
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
-        """x and the MLP of it."""
+        """x plus the MLP of x."""
         return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
 
 
 def heads_of(
     flat: Tensor, heads: int, stream: Tensor, norm: nn.Module | None = None, rotation: Rotation | None = None
 ) -> Tensor:
-    """What was projected of `stream`, (B, T, H D), as heads (B, H, T, D), normed where there is a norm, and turned."""
+    """A projection of `stream`, (B, T, H D), as heads (B, H, T, D), normed where there is a norm, and rotated."""
     split = flat.unflatten(-1, (heads, -1))
     if norm is not None:
         split = norm(split.to(stream.dtype))  # float32 also under mixed precision, like every norm
@@ -198,7 +198,7 @@ def heads_of(
 
 
 def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
-    """Heads (B, T, H, D) turned to their positions, as (B, H, T, D)."""
+    """Heads (B, T, H, D) rotated to their positions, as (B, H, T, D)."""
     if rotation is not None:
         heads = rotate(heads, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
     return heads.transpose(1, 2).to(dtype)
@@ -217,13 +217,13 @@ def compile_blocks(blocks: list[Block], backend: str, dynamic: bool = False) -> 
 
 
 def linear_work(config: BlockConfig) -> int:
-    """Multiply-adds of one block for one token, attention pairs left out."""
+    """Multiply-adds of one block for one token, without attention pairs."""
     G, D, _ = config.derived
     return config.width * (2 * config.heads + 2 * G) * D + mlp_work(config)
 
 
 def mlp_work(config: BlockConfig) -> int:
-    """Multiply-adds of a block's MLP for one token; of a mixture, router and active experts."""
+    """Multiply-adds of a block's MLP for one token; in a mixture, those of the router and the active experts."""
     if config.moe is not None:
         return config.width * (3 * config.moe.active * config.derived[2] + config.moe.experts)
     return (3 if config.mlp == "swiglu" else 2) * config.width * config.derived[2]

@@ -1,10 +1,10 @@
-"""Keys and values of one layer, kept for the tokens to come: all of them, or a ring of the newest.
+"""Keys and values of one layer, kept for later tokens: all of them, or a ring of the newest.
 
     cache = Cache()            keeps everything; storage doubles when it is full
     ring = Cache(window=64)    an append returns its own entries and the 64 before them; older ones are dropped
 
-The ring is a buffer of a few windows in which the live part walks to the end and is then moved back to the start:
-what is returned is always one contiguous slice in order, whatever the number of tokens appended.
+The ring is a buffer of a few windows. Its live part advances to the end and is then moved back to the start, so an
+append always returns one contiguous slice in order, however many tokens are appended.
 
     fixed = FixedCache.of(cache, ...)    the same for one token at a time in memory that never moves: CUDA graphs
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def rows_of_state(state: Tensor, rows: Tensor | None, dim: int = 0) -> Tensor:
-    """A copy of the entries `rows` (N,) along `dim`, in that order and so often; None: the state itself."""
+    """A copy of the entries `rows` (N,) along `dim`, in that order, repeats included; None: the state itself."""
     return state if rows is None else state.index_select(dim, rows.to(state.device))
 
 
@@ -32,7 +32,7 @@ class Cache:
     end: int = 0
 
     def append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores T entries; returns views (B, G, N, D) of all that their queries may read, oldest first."""
+        """Stores T entries; returns views (B, G, N, D) of all entries that their queries may read, oldest first."""
         T = k_BGTD.shape[2]
         if self.window is not None:
             self.start = max(self.start, self.end - self.window)
@@ -52,18 +52,18 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of those entries; storage reserved ahead is not counted."""
+        """Bytes of the entries `held`; storage reserved ahead is not counted."""
         return 0 if self.held is None else self.held.nbytes
 
     @property
     def held(self) -> Tensor | None:
-        """Those entries, (2, B, G, N, D); None before the first."""
+        """Entries that the next append will see, (2, B, G, N, D); None before the first append."""
         return None if self.kv is None else self._held(self.kv)
 
     def fork(self, rows: Tensor | None = None, entries: int | None = None) -> "Cache":
-        """A continuation of its own, of all rows or those in `rows`, (N,), with all or the first `entries` entries.
+        """An independent continuation of all rows or those in `rows`, (N,), with all or the first `entries` entries.
 
-        Of all rows, storage is shared until the first append, which copies what is held.
+        With all rows, storage is shared until the first append, which copies the entries.
         """
         if self.kv is None:
             return Cache(self.window)
@@ -84,13 +84,13 @@ class Cache:
 
 @dataclass
 class FixedCache:
-    """The same, one entry at a time, in memory that never moves: a captured graph writes where `clock` says.
+    """A cache for one entry at a time, in memory that never moves: a captured graph writes where `clock` says.
 
         window 2, entry 7 of a ring      index   0  1  2  3  4  5      every entry stands twice, so the newest three
                                          entry   6  7  5  6 [7] 5      are always neighbours, in order: 5 6 7
 
-    kv: (2, B, G, entries, D); entry n stands at n, in a ring at n % (window + 1) and again behind all those.
-    clock: (1,) on the device, the number of the entry that is appended.
+    kv: (2, B, G, entries, D); entry n is stored at n, in a ring at n % (window + 1) and again window + 1 places later.
+    clock: (1,) on the device, the number of the entry to append.
     """
 
     kv: Tensor
@@ -99,7 +99,7 @@ class FixedCache:
 
     @classmethod
     def of(cls, cache: Cache, count: int, capacity: int, clock: Tensor) -> "FixedCache":
-        """What `cache` holds, the newest of `count` entries, with room for `capacity` in all."""
+        """The contents of `cache`, the newest of `count` entries, with room for `capacity` in total."""
         assert cache.kv is not None
         held, window = cache._held(cache.kv), cache.window
         B, G, N, D = held.shape[1:]
@@ -108,17 +108,17 @@ class FixedCache:
         return fixed
 
     def append(self, k_BG1D: Tensor, v_BG1D: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores an entry; returns all memory, of which the newest entries end at `index`."""
+        """Stores an entry; returns the whole memory, in which the newest entries end at `index`."""
         self._put(self.clock, torch.stack((k_BG1D, v_BG1D)))
         return self.kv[0], self.kv[1]
 
     def index(self, count: int) -> int:
-        """Where entry number `count` stands in what the append returns that stores it."""
+        """Where entry number `count` is in the memory that its append returns."""
         return count if self.window is None else count % (self.window + 1) + self.window + 1
 
     @property
     def bytes(self) -> int:
-        """Bytes of all that is reserved."""
+        """Bytes of all memory reserved."""
         return self.kv.nbytes
 
     def _put(self, numbers: Tensor, entries: Tensor) -> None:
@@ -131,7 +131,7 @@ class FixedCache:
 
 @dataclass
 class GraphCache:
-    """The same for training through time: nothing is overwritten, so gradients flow into every entry.
+    """A cache for backpropagation through time: nothing is overwritten, so gradients flow into every entry.
 
     Cost: an append copies what it returns.
     """

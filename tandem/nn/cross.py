@@ -1,12 +1,11 @@
-"""The block of a decoder beside an encoder: it reads its own stream, then what the encoder made of the context.
+"""The decoder block of an encoder-decoder: it reads its own stream, then the encoder's latents of the context.
 
     x ──┬─ norm ─ q, k, v ─ reader ─ output ─┬─ + ──┬─ norm ─ q ─ reader ─ output ─┬─ + ──┬─ norm ─ mlp ─┬─ + ──
         └────────────────────────────────────┘      └─────────────────────────────┘      └──────────────┘
                                                             latents ─ k, v
 
-A context that is empty adds nothing but the output's bias, where there is one. Keys and values of the latents are
-projected once for a text: the reader asks for them, in training for those of a batch, in decoding before the first
-token.
+An empty context adds only the output's bias, where there is one. Keys and values of the latents are projected once
+for a text: the reader calls for them, in training for a whole batch, in decoding before the first token.
 
 Cost: 4 C^2 more than a block: 2 C^2 for each generated token, 2 C^2 for each latent.
 Shapes: B rows, T tokens, N latents, C width, H heads, G key heads, D head width.
@@ -25,10 +24,10 @@ from tandem.nn.rope import Rotation
 
 
 class CrossReader(Reader, Protocol):
-    """A reader that also knows what queries read of the context."""
+    """A reader that also reads the context."""
 
     def cross(self, block: "CrossBlock", q: Tensor) -> Tensor:
-        """y (B, H, T, D) of queries of the same shape."""
+        """What queries (B, H, T, D) read from the context, of the same shape."""
         ...
 
 
@@ -58,7 +57,7 @@ class CrossBlock(Block):
         return cls.project, cls.ask, cls.finish
 
     def ask(self, x: Tensor, y: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
-        """x with what was read of its own stream, and its queries (B, H, T, D) to the context."""
+        """x plus what it read from its own stream, and its queries (B, H, T, D) to the context."""
         x = self.add(x, y)
         return x, heads_of(self.cross_q(self.norm_cross(x)), self.heads, x, self.cross_norm_q, rotation)
 
@@ -69,7 +68,7 @@ class CrossBlock(Block):
         return heads_of(k, G, latents, self.cross_norm_k, rotation), heads_of(v, G, latents)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Adds to x what was read of the context, y (B, H, T, D), and the MLP of the sum."""
+        """Adds to x what it read from the context, y (B, H, T, D), then the MLP of the sum."""
         x = x + self.cross_output(y.transpose(1, 2).flatten(-2))
         return x + self.mlp(self.norm_mlp(x))
 

@@ -20,9 +20,9 @@ LABELS = tuple(f"a{i}" for i in range(7)) + tuple(f"b{i}" for i in range(5))
 
 
 def draw_span(lo: Sequence[int], hi: Sequence[int], keys: int) -> str:
-    """Draw the half-open spans `lo[i] <= j < hi[i]` of `keys` keys, one line per query, the labels of keys downwards.
+    """Draw the half-open spans `lo[i] <= j < hi[i]` of `keys` keys, one line per query, key labels written downwards.
 
-    As many queries or keys as the example has positions are labelled as such, others by their number.
+    Queries or keys get the example's labels if there are as many as it has positions, else their numbers.
     """
     lines, columns = _labels(len(lo)), _labels(keys)
     margin = " " * (len(lines[0]) + 2)

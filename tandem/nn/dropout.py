@@ -1,10 +1,10 @@
-"""Dropout whose masks are a function of a key, so that what is computed again draws the same ones.
+"""Dropout whose masks are a function of a key, so that recomputation draws the same masks.
 
     with drawn(batch.key, device, "lower", t):       everything drawn inside comes from (key, "lower", t) alone
         x = dropped(x, 0.1)
 
-The masks of attention are drawn inside PyTorch's kernels, which know no generator but the device's own: `drawn` sets
-that one and puts it back as it was.
+Dropout masks of attention are drawn inside PyTorch's kernels, which use only the device's own generator: `drawn` seeds
+that generator and then restores its state.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @contextmanager
 def drawn(key: object | None, device: torch.device, *place: object) -> Iterator[None]:
-    """Inside, the device's generator starts from `key` and `place`; None: it is left alone, as nothing is drawn."""
+    """Seeds the device's generator from `key` and `place` for the block; None: leaves it alone, as nothing is drawn."""
     if key is None:
         yield
         return
@@ -29,12 +29,12 @@ def drawn(key: object | None, device: torch.device, *place: object) -> Iterator[
 
 
 def dropped(x: Tensor, rate: float) -> Tensor:
-    """x with entries set to 0 at `rate`, the others scaled up by as much."""
+    """x with entries set to 0 at `rate`, the others scaled up by 1 / (1 - rate)."""
     return F.dropout(x, rate) if rate else x
 
 
 def tokens_dropped(x: Tensor, rate: float, text: Tensor) -> Tensor:
-    """Vectors (N, C) of the positions that `text` (N,) marks, each set to 0 at `rate`; nothing is scaled up."""
+    """Vectors x (N, C), those that `text` (N,) marks set to 0 at `rate`; nothing is scaled up."""
     if not rate:
         return x
     out = text & (torch.rand(text.shape, device=text.device) < rate)

@@ -1,17 +1,17 @@
 """Attention over spans on CUDA: FlexAttention with a block mask taken straight from the spans.
 
 FlexAttention visits blocks of BLOCK x BLOCK pairs: those listed as partial, where it evaluates the mask for every
-pair, and those listed as full, where it does not. The lists are usually found by evaluating the T x N mask. Here a
-query adds one to the blocks from its first to its last key, and, separately, to those it covers whole; two running
-sums along the keys later, a block is
+pair, and those listed as full, where it does not. The lists are usually found by evaluating the T x N mask. Here each
+query adds one to the blocks from its first to its last key and, in a second count, to the blocks that it covers whole.
+After a running sum of either count along the keys, a block is
 
     partial or full   if any query touches it           spans   # # # # # . . .        touched  1 1 1 .
     full              if all BLOCK queries cover it     block   └─┘ └─┘ └─┘ └─┘        covered  1 1 . .
 
-Sources lie behind each other along the keys, each padded to whole blocks; groups of queries likewise, unpadded.
+Sources are concatenated along the keys, each padded to whole blocks; groups of queries are concatenated unpadded.
 
 Cost: T + (T / BLOCK) (N / BLOCK) on the host, once per batch; nothing of size T x N is ever made.
-Shapes: B rows, S sources, G groups, Q = G T queries in a line, N keys of all sources, padded.
+Shapes: B rows, S sources, G groups, Q = G T queries of all groups, N keys of all sources, padded.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """What `attend` runs: the block mask, and by how many keys each source is padded."""
+    """The flex backend of `attend`: the block mask, and by how many keys each source is padded."""
 
     mask: BlockMask
     padding: tuple[int, ...]
@@ -45,7 +45,7 @@ class Blocks:
         scale: float | None,
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The output of every group of queries and, where asked, its log-sum-exp."""
+        """The output of every group of queries and, on request, its log-sum-exp."""
         q, k, v = torch.cat(tuple(queries), 2), self._in_line(keys), self._in_line(values)
         _refuse(q)
         y, aux = _compiled()(
@@ -85,7 +85,7 @@ def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:
-    """How many queries of each query block count for key blocks first .. end: (B, query blocks, key blocks)."""
+    """How many queries of each query block have a key block in first .. end: (B, query blocks, key blocks)."""
     counts = np.zeros((len(first), -(-Q // BLOCK), N // BLOCK + 1), dtype=np.int64)
     row, source, query = np.nonzero(reads & (first < end))
     np.add.at(counts, (row, query // BLOCK, first[row, source, query]), 1)

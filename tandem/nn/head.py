@@ -1,8 +1,8 @@
 """The head: from hidden states to negative log-likelihoods, without ever holding all logits.
 
 The logits are the largest tensor of a training step: 8,192 rows of 32,000 ids are a gigabyte in float32, and a
-framework's cross-entropy keeps a few such. But a row needs its logits only once. So `nll_sums` goes through the
-rows in chunks, and while a chunk's logits exist it takes everything from them, the gradient included:
+framework's cross-entropy keeps a few such tensors. But a row needs its logits only once. So `nll_sums` goes through
+the rows in chunks, and while a chunk's logits exist it computes all that needs them, the gradient included:
 
     z = h W'        softmax p = exp(z - lse(z))        nll of target y = lse(z) - z_y
 
@@ -10,11 +10,11 @@ rows in chunks, and while a chunk's logits exist it takes everything from them, 
     dloss/dz = (sum_i c_i) p - sum_i c_i onehot(y_i)                      a token met twice counts twice
 
 All S targets of a row share one log-sum-exp, so a bag of eight costs what one target costs (superposition,
-arXiv 2605.06546). The coefficients carry the weights of slots and the counts to divide by; hence losses of
+arXiv 2605.06546). The coefficients carry the weights of slots and the counts to divide by, so losses of
 micro-batches add up, and nothing here ever takes a mean.
 
 Cost: three products of 2 N C V FLOPs, each done once (`token_nll` repeats the first in its backward). Memory: one
-chunk of logits and the gradients. A row that asks nothing costs what the others do: hand over only rows that ask.
+chunk of logits and the gradients. A row without a target costs as much as any other: pass only rows that have one.
 
 Shapes: N rows (positions), C width, V vocabulary, S targets of a row (slots), n rows of a chunk.
 """
@@ -45,16 +45,16 @@ def nll_sums(
     Args:
         hidden_NC: bfloat16, float32 or float64. The products run in this dtype, autocast or not; logits, softmax
             and loss in float32 (float64 stays float64).
-        weight_VC: the rows of the output matrix that take part; its gradient adds up in float32.
+        weight_VC: the rows of the output matrix that take part; its gradient is summed in float32.
         targets_NS: ids, or IGNORE, of shape (N, S), or (N,) for S = 1.
         coefficients: weight of each target, of the shape of the targets or (S,); 1 if not given. No gradient.
-        any_of: a row is asked for any one of its targets, which are taken as a set: -log of the sum of their
-            probabilities. Its coefficient is the largest of its targets', repeats left out, and there is one sum.
+        any_of: any one of a row's targets is right: its nll is -log of the sum of their probabilities, each target
+            counted once. Its coefficient is the largest of its targets', repeats left out, and there is one sum.
         chunk: rows whose logits exist at once; by default what fits in 128 MiB, at most 1,024.
-        kernel: `compiled(..)`; takes the place of what happens between the products, where there is a gradient and
-            not `any_of`.
+        kernel: `compiled(..)`; replaces the work between the products, where a gradient is needed and `any_of` is
+            off.
     Returns: (loss, differentiable once with respect to hidden and weight; sums_S in nats, detached).
-    Raises: ValueError for shapes or dtypes that do not fit; RuntimeError on asking for a second derivative.
+    Raises: ValueError for shapes or dtypes that do not fit; RuntimeError for a second derivative.
     Source: superposition, arXiv 2605.06546, the loss over bags; derivation above.
     """
     _check(hidden_NC, weight_VC, targets_NS)
@@ -72,14 +72,14 @@ def nll_sums(
 
 
 def compiled(backend: str = "inductor") -> Callable[..., Tensor]:
-    """What `nll_sums` takes as its `kernel`: for a compiler to fuse what else goes over the logits a dozen times."""
+    """A `kernel` for `nll_sums`: the compiler fuses what would otherwise go over the logits a dozen times."""
     return torch.compile(_nll_to_compile, fullgraph=True, dynamic=True, backend=backend)
 
 
 def token_nll(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk: int | None = None) -> Tensor:
-    """nll of every token by itself, (N,), exactly 0 at IGNORE: for scores, and for questions to single tokens.
+    """nll of every single token, (N,), exactly 0 at IGNORE: for scores and for losses of single tokens.
 
-    Plain autograd, differentiable any number of times; each chunk's logits are computed again in the backward.
+    Plain autograd, differentiable any number of times; each chunk's logits are recomputed in the backward.
     Arguments as in `nll_sums`.
     """
     _check(hidden_NC, weight_VC, targets_N)
@@ -99,8 +99,8 @@ def _token_nll(hidden_nC: Tensor, weight_VC: Tensor, targets_n: Tensor) -> Tenso
 
 
 ALIGNED = {"cuda": 64}
-"""By kind of device, the ids that logits are filled up to a multiple of: where a row of logits begins off a multiple of
-16 bytes, as with the 50,257 ids of GPT-2's text, cuBLAS is said to multiply by slower kernels; not measured yet."""
+"""By device type, the multiple to which the ids of the logits are padded. Where a row of logits does not begin at a
+multiple of 16 bytes, as with GPT-2's 50,257 ids, cuBLAS is said to use slower kernels; not measured yet."""
 
 
 class _Sums(torch.autograd.Function):
@@ -123,7 +123,7 @@ class _Sums(torch.autograd.Function):
         if any_of:
             asked_NS = asked_NS & ~_repeated(targets_NS, asked_NS)
         coefficients_NS = coefficients_NS.masked_fill(~asked_NS, 0)
-        spare = -V % ALIGNED.get(hidden_NC.device.type, 1)  # ids that no text has: of probability 0
+        spare = -V % ALIGNED.get(hidden_NC.device.type, 1)  # padding ids, of probability 0
         matrix_VC = F.pad(weight_VC.to(compute), (0, 0, 0, spare)) if spare else weight_VC.to(compute)
 
         loss = hidden_NC.new_zeros((), dtype=exact)
@@ -159,7 +159,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        if torch.is_grad_enabled():  # create_graph: the saved gradients would pass for constants
+        if torch.is_grad_enabled():  # create_graph: the saved gradients would be taken for constants
             raise RuntimeError("nll_sums has no second derivative; use token_nll")
         grads = [None if grad is None else grad * grad_outputs[0] for grad in ctx.saved_tensors]
         return *grads, None, None, None, None, None, None
@@ -175,9 +175,9 @@ def _nll(
     any_of: bool,
     gradient: bool,
 ) -> Tensor:
-    """nll (n, S), or (n, 1) of any of the targets. Where the `gradient` is asked, it takes the place of the logits.
+    """nll (n, S), or (n, 1) with `any_of`. With `gradient`, the gradient overwrites the logits in `product_nV`.
 
-    `z_nV`: for exact logits; the products themselves, where those are exact. From V on, ids are no text's.
+    `z_nV`: a buffer for exact logits; the products themselves, where those are exact. Ids from V on are padding.
     """
     if z_nV is not product_nV:
         z_nV.copy_(product_nV)
@@ -188,12 +188,12 @@ def _nll(
     if any_of:
         z_y_nS = z_y_nS.masked_fill(~asked_nS, -torch.inf)
         nll_nS = (mass_n1.log() - z_y_nS.logsumexp(1, keepdim=True)).masked_fill_(~asked_nS.any(1, True), 0)
-        shares_nS = z_y_nS.softmax(1).nan_to_num()  # each has its share of their probability
+        shares_nS = z_y_nS.softmax(1).nan_to_num()  # each target's share of their probability
         weights_nS = weights_nS.amax(1, keepdim=True) * shares_nS
     else:
         nll_nS = (mass_n1.log() - z_y_nS).masked_fill_(~asked_nS, 0)
     if gradient:
-        # The row gradient, subtracted before it is rounded: near p = 1 the difference is all there is.
+        # The row's gradient, subtracted before rounding: near p = 1 the difference is all there is.
         z_nV.mul_(weights_nS.sum(1, keepdim=True) / mass_n1).scatter_add_(1, targets_nS, -weights_nS)
         if z_nV is not product_nV:
             product_nV.copy_(z_nV)
@@ -201,7 +201,7 @@ def _nll(
 
 
 def _nll_to_compile(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor, asked_nS: Tensor, V: int) -> Tensor:
-    """As `_nll`, gradient and all, in terms that a compiler can fuse: nothing is scattered."""
+    """Like `_nll` with its gradient, in operations that a compiler can fuse: nothing is scattered."""
     ids_V = torch.arange(product_nV.shape[1], device=product_nV.device)
     z_nV = product_nV.to(weights_nS.dtype).masked_fill(ids_V >= V, -torch.inf)
     z_nV = z_nV - z_nV.amax(1, keepdim=True)
@@ -215,13 +215,13 @@ def _nll_to_compile(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor, 
 
 
 def _repeated(targets_NS: Tensor, asked_NS: Tensor) -> Tensor:
-    """Which targets stand among the earlier ones of their row."""
+    """Which targets already occur earlier in their row."""
     same_NSS = (targets_NS[:, :, None] == targets_NS[:, None]) & asked_NS[:, None]
     return same_NSS.tril(-1).any(-1)
 
 
 def _add_product(total_VC: Tensor, left_Vn: Tensor, right_nC: Tensor) -> None:
-    """total += left @ right; a total of higher precision is added to in that precision."""
+    """total += left @ right; a total of higher precision is summed in that precision."""
     if total_VC.dtype == left_Vn.dtype:
         torch.addmm(total_VC, left_Vn, right_nC, out=total_VC)
     else:
@@ -239,7 +239,7 @@ def _rows_at_once(weight_VC: Tensor) -> int:
 
 def _check(hidden_NC: Tensor, weight_VC: Tensor, targets: Tensor) -> None:
     if hidden_NC.dtype not in (torch.bfloat16, torch.float32, torch.float64):
-        # float16: a coefficient of one over a million targets is gone before a loss scale could save it
+        # float16: a coefficient of one over a million targets underflows before a loss scale could save it
         raise ValueError(f"hidden states in {hidden_NC.dtype}: the head takes bfloat16, float32 or float64")
     if hidden_NC.ndim != 2 or hidden_NC.shape[1:] != weight_VC.shape[1:] or len(targets) != len(hidden_NC):
         raise ValueError(

@@ -1,12 +1,12 @@
-"""What a parameter is for (its role) and how it starts.
+"""What a parameter is for (its role) and how it is initialised.
 
-A role says how a parameter is drawn, whether it decays, and under what name its count is reported. It belongs
-to the module that holds the parameter, so that no rule has to guess from shapes or names:
+A role says how a parameter is drawn, whether weight decay applies to it, and under what name its count is reported.
+The module that holds the parameter has the role, so that no rule has to guess from shapes or names:
 
     embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   norm   bias
     thought   gate
 
-Schemes: the house's (`normal`) and those that the papers' results were made with.
+Schemes: Tandem's own (`normal`) and those with which the papers' results were obtained.
 """
 
 import math
@@ -20,16 +20,16 @@ Scheme = Literal[
 ]
 
 EXPERTS = {"experts", "experts_out"}
-"""Roles of parameters that are many matrices in one, (E, outputs, inputs)."""
+"""Roles of parameters that stack many matrices, (E, outputs, inputs)."""
 HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router", "thought"} | EXPERTS
 """Roles of matrices that read hidden states: the wider the network, the more their products add up."""
 DECAYED = HIDDEN | {"embedding", "head"}
 
 
 class Linear(nn.Linear):
-    """nn.Linear that knows what it is for; `parts` is the number of matrices stacked in its rows.
+    """nn.Linear with a role; `parts` are the row counts of the matrices stacked in it.
 
-    `fused`: rows that `xavier` draws as one matrix, as it is in the authors' code; all of them unless told otherwise.
+    `fused`: row counts of what `xavier` draws as one matrix, as in the authors' code; by default all rows together.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, role: str, parts: tuple[int, ...] = ()):
@@ -86,8 +86,8 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
 
-    Norm weights are 1 and biases 0 in all but `torch`. Under width transfer, deviations of hidden
-    matrices that a scheme fixes shrink as 1 / sqrt(width), like those that it derives from the shape.
+    Norm weights are 1 and norm biases 0; other biases are 0 in all schemes but `torch`. Under width transfer, fixed
+    deviations of hidden matrices shrink as 1 / sqrt(width), like those that a scheme derives from the shape.
     """
     shrink = width_ratio(network) ** -0.5
     for module in network.modules():

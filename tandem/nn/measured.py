@@ -1,14 +1,14 @@
-"""What "auto" goes by on CUDA: how much faster the fused kernel is than FlexAttention, where that was measured.
+"""The measurements behind "auto" on CUDA: how much faster the fused kernel is than FlexAttention.
 
-A line counts for one kind of device and one shape of attention; whatever has no line keeps FlexAttention. The lines
-come from `python benchmarks/gpu.py`, which prints them; they are entered by hand, so no run changes what another takes.
+An entry holds for one kind of device and one shape of attention; without an entry, FlexAttention is used. Entries are
+printed by `python benchmarks/gpu.py` and added by hand, so no run changes what another one chooses.
 """
 
 from typing import NamedTuple
 
 
 class Speed(NamedTuple):
-    """`faster`: time of flex over time of triton, forward and backward, the least over the lengths that were measured.
+    """`faster`: time of flex over time of triton, forward and backward, the smallest over the measured lengths.
 
     device: as CUDA names it.  width: channels of a head.  record: the file in benchmarks/results that holds the times.
     """
@@ -25,7 +25,7 @@ SPEEDS: list[Speed] = []  # no CUDA device has been measured yet
 
 
 def choose(device: str, sources: int, groups: int, width: int) -> tuple[bool, str]:
-    """(whether triton is taken in place of flex, why)."""
+    """(whether to use triton instead of flex, the reason)."""
     for line in SPEEDS:
         if line[:4] == (device, sources, groups, width):
             return line.faster > 1, f"triton is {line.faster:.2f} x flex on {device} ({line.record})"

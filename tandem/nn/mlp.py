@@ -18,12 +18,12 @@ MLPKind = Literal["swiglu", "gelu", "gelu_tanh"]
 
 
 def inner_width(kind: MLPKind, width: int) -> int:
-    """The house's F: 8C/3 rounded up to a multiple of 64 for SwiGLU, 4C for GELU (equal parameters)."""
+    """The default F: 8C/3 rounded up to a multiple of 64 for SwiGLU, 4C for GELU (equal parameters)."""
     return -(-8 * width // 3 // 64) * 64 if kind == "swiglu" else 4 * width
 
 
 class MLP(nn.Module):
-    """`inputs`: channels read, where they are not the `width` that is written."""
+    """`inputs`: input channels, where they differ from the `width` of the output."""
 
     def __init__(self, kind: MLPKind, width: int, inner: int, *, bias: bool, inputs: int | None = None):
         super().__init__()
@@ -33,7 +33,7 @@ class MLP(nn.Module):
         self.down = Linear(inner, width, bias=bias, role="mlp_out")
 
     def forward(self, x: Tensor, drop: float = 0.0) -> Tensor:
-        """(..., C) to (..., C); `drop` is the rate of dropout of the inner channels."""
+        """(..., C) to (..., C); `drop` is the dropout rate of the inner channels."""
         h = self.up(x)
         if self.kind == "swiglu":
             gate, h = h.chunk(2, dim=-1)

@@ -1,13 +1,13 @@
 """A mixture of experts in place of a block's MLP: many small networks, a few of them for each token.
 
-A router gives every token a probability for each of E experts; the k likeliest read it, and their outputs are added
-with these probabilities, divided by their sum. Parameters grow with E, work with k.
+A router gives every token a probability for each of E experts. The k likeliest process the token, and their outputs
+are averaged, weighted by these probabilities. Parameters grow with E, work with k.
 
     p = softmax(router x)         x = 2 1 0 -1, k = 2:    0.731 expert_0(x) + 0.269 expert_1(x)
     y = sum over the k likeliest e of  p_e / (sum of these p) * down_e(silu(gate_e x) * up_e x)
 
-No token is dropped: assignments are sorted by expert, and each expert reads its own, however many they are. So that
-all are used, a loss is added for each micro-batch, with f_e the share of assignments and P_e the mean probability:
+No token is dropped: assignments are sorted by expert, and each expert reads its own, however many they are. To keep
+all experts in use, each micro-batch adds a loss, with f_e the share of assignments and P_e the mean probability:
 
     balance = E sum_e f_e P_e     1 where both are even, E / k where k experts have everything
 
@@ -35,7 +35,7 @@ class MixtureConfig(Settings):
     experts: int = Field(ge=1)
     """E, experts of a block, each a swiglu of `mlp_width`."""
     active: int = Field(ge=1)
-    """k, experts that read a token."""
+    """k, experts that read each token."""
     balance: float = Field(1e-3, ge=0)
     """Weight of the balance loss, a mean over blocks; it is taken over a micro-batch, and depends on its size."""
 
@@ -65,7 +65,7 @@ class Mixture(nn.Module):
         self.down = Experts(self.experts, inner, width, role="experts_out")
 
     def forward(self, x: Tensor, tell: Callable[[Routing], object] | None = None) -> Tensor:
-        """(..., C) to (..., C); `tell` is told where the tokens went."""
+        """(..., C) to (..., C); `tell` receives the routing."""
         x_NC = x.flatten(0, -2)
         with torch.autocast(x.device.type, enabled=False):
             # float32: in bfloat16 near ties fall to the wrong expert, and the balance loss sees rounded shares
@@ -84,7 +84,7 @@ class Mixture(nn.Module):
         return (y_NkC * gate_Nk[..., None].to(y_NkC.dtype)).sum(1).view(x.shape)
 
     def _read(self, x_MC: Tensor, counts: list[int]) -> Tensor:
-        """Every expert on its own rows, which follow each other."""
+        """Applies every expert to its own rows, which are contiguous."""
         ys = []
         for rows, up, down in zip(x_MC.split(counts), self.up.weight.unbind(), self.down.weight.unbind(), strict=True):
             gate, h = F.linear(rows, up).chunk(2, dim=-1)
@@ -93,14 +93,14 @@ class Mixture(nn.Module):
 
 
 def _shares(counts_E: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of the assignments of all processes in this micro-batch."""
+    """Shares of the assignments of all processes in this micro-batch."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(counts_E)
     return counts_E.to(dtype) / counts_E.sum()
 
 
 def mixture_terms(routings: Sequence[Routing]) -> dict[str, Tensor]:
-    """Means over blocks: the balance loss, and the load of the busiest and of the idlest expert, 1 being even."""
+    """Means over blocks: the balance loss, and the load of the busiest and of the least busy expert, 1 being even."""
     experts = len(routings[0].share_E)
     share_BE, probability_BE = (torch.stack(column) for column in zip(*routings, strict=True))
     return {

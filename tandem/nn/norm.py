@@ -1,6 +1,6 @@
 """The two normalisations of the papers, by name.
 
-The residual stream that enters them is float32 also under mixed precision, so both compute in float32.
+The residual stream that enters them is float32 even under mixed precision, so both compute in float32.
 """
 
 from typing import Any, Literal
@@ -11,7 +11,7 @@ NormKind = Literal["rms", "layer"]
 
 
 class ScaledRMSNorm(nn.RMSNorm):
-    """Its output times `scale`, which is no parameter."""
+    """RMSNorm times `scale`, which is not a parameter."""
 
     scale: float
 
@@ -20,7 +20,7 @@ class ScaledRMSNorm(nn.RMSNorm):
 
 
 class ScaledLayerNorm(nn.LayerNorm):
-    """Its output times `scale`, which is no parameter."""
+    """LayerNorm times `scale`, which is not a parameter."""
 
     scale: float
 
@@ -31,7 +31,7 @@ class ScaledLayerNorm(nn.LayerNorm):
 def norm(kind: NormKind, width: int, eps: float, *, bias: bool = False, scale: float = 1.0) -> nn.Module:
     """RMSNorm (weight only) or LayerNorm (weight, and bias if asked) over the last dimension of `width`.
 
-    `scale` multiplies what comes out: of the final norm, the logits, wherever they are formed.
+    `scale` multiplies the output; in the final norm it thereby scales the logits, wherever they are computed.
     """
     if scale == 1.0:
         return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
@@ -41,7 +41,7 @@ def norm(kind: NormKind, width: int, eps: float, *, bias: bool = False, scale: f
 
 
 def final_norm(config: Any, scale: float = 1.0) -> nn.Module:
-    """The norm behind the last block: `config.final_norm`, of which layer has a bias and 1e-5; null: as in blocks."""
+    """The norm after the last block: `config.final_norm`, with bias and eps 1e-5 for layer; null: as in blocks."""
     c = config
     eps, bias = (1e-5, True) if c.final_norm == "layer" else (c.norm_eps, c.bias)
     return norm(c.final_norm or c.norm, c.width, eps, bias=bias, scale=scale)

@@ -1,10 +1,10 @@
-"""Rotary position embedding: a pair of channels turns by an angle that grows with the position.
+"""Rotary position embedding: each pair of channels is rotated by an angle that grows with the position.
 
     (a, b) at position i, pair j   ->   (a cos t - b sin t, a sin t + b cos t),   t = i * base^(-2j / D)
 
 Scores then depend on distances only. Two pairings are in use, and weights trained with one fail with the other:
-`adjacent` turns channels (2j, 2j+1), the pairing of the paper (Su et al. 2021) and of this house; `halves`
-turns (j, j + D/2), the pairing of GPT-NeoX and of Llama as converted for Hugging Face.
+`adjacent` rotates channels (2j, 2j+1), the pairing of the paper (Su et al. 2021) and the default here; `halves`
+rotates (j, j + D/2), the pairing of GPT-NeoX and of Llama as converted for Hugging Face.
 
 Shapes: B rows, H heads, T tokens, D head width.
 """
@@ -18,14 +18,14 @@ Pairing = Literal["adjacent", "halves"]
 
 
 class Rotation:
-    """Cosines and sines of some positions, ready to turn queries and keys.
+    """Cosines and sines for given positions, ready to rotate queries and keys.
 
     Args:
         positions_T: integer positions, (T,).
         head_width: D, even.
         base: of the angles; 10,000 in the paper.
         pairing: which channels form a pair.
-    The tables are made in float64 and kept in float32 (T, D/2); float64 when `dtype` says so.
+    The tables (T, D/2) are computed in float64 and kept in float32, or in float64 when `dtype` says so.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Rotation:
 
     @classmethod
     def of(cls, config: Any, positions_T: Tensor, like: Tensor) -> "Rotation":
-        """By the settings of blocks, where `like` is; the tables are float64 where that is."""
+        """The rotation by the settings of a block, on the device of `like`; the tables are float64 where `like` is."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         base, pairing = config.rope_base, config.positions
         return cls(positions_T.to(like.device), config.head_width, base=base, pairing=pairing, dtype=dtype)
 
 
 def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairing: Pairing) -> Tensor:
-    """Turns every head of `x` (B, T, H, D); computes in the tables' precision, returns the dtype of `x`."""
+    """Rotates every head of `x` (B, T, H, D); computes in the tables' precision, returns the dtype of `x`."""
     cos, sin = cos_TD[:, None], sin_TD[:, None]
     if pairing == "adjacent":
         a, b = x_BTHD.unflatten(-1, (-1, 2)).unbind(-1)

@@ -11,8 +11,8 @@ run of keys per source, and the runs only move forward as the query position gro
     query 4  . . . # # .                       3   5
 
 Two columns replace the matrix, and what a tile of queries may read is the run from its first `lo` to its last
-`hi`: no bit is ever looked at. A pattern over several sources is several spans. A network with a pattern of its
-own builds it by arithmetic on lo and hi; the double decoder's two sources, with block starts b, are
+`hi`: no mask bit is ever inspected. A pattern over several sources is several spans. A network with a pattern of
+its own builds it by arithmetic on lo and hi; the double decoder's two sources, with block starts b, are
 
     own, context = causal(torch.maximum(b, s)), Span(s, torch.maximum(b, s))
 
@@ -55,11 +55,11 @@ class Span:
 
 
 def causal(starts: Tensor, window: int | None = None, positions: Tensor | None = None) -> Span:
-    """The query at position i reads its document up to and with itself, `[starts, i + 1)`.
+    """The query at position i reads its document up to and including itself, `[starts, i + 1)`.
 
     Args:
         starts: (B, T) or (1, T), first position of the document (or block) that holds each query.
-        window: how many keys a query reads at most, itself included: `[max(starts, i + 1 - window), i + 1)`.
+        window: the most keys that a query reads, itself included: `[max(starts, i + 1 - window), i + 1)`.
         positions: i of the queries, (T,) or (B, T), where they are not 0 .. T - 1 (decoding).
     """
     i = torch.arange(starts.shape[-1]) if positions is None else positions
@@ -78,13 +78,13 @@ def prefix(lengths: int | Tensor, queries: int) -> Span:
 
 
 def readable(span: Span, keys: int) -> Tensor:
-    """The bool mask (B, T, N) that the span stands for: for the reference and for tests, never for speed."""
+    """The bool mask (B, T, N) that the span stands for: for reference code and tests, not for speed."""
     j = torch.arange(keys)
     return (span.lo[..., None] <= j) & (j < span.hi[..., None])
 
 
 def ready_for(device: torch.device, numbers: np.ndarray) -> Tensor:
-    """On the host still, where a copy to `device` may begin at once: from memory that is not pinned, it would make the
-    host wait for all that the device has still to do."""
+    """A host tensor from which a copy to `device` does not block: from memory that is not pinned, a copy to CUDA would
+    make the host wait for all pending work of the device."""
     on_host = torch.from_numpy(numbers)
     return on_host.pin_memory() if device.type == "cuda" else on_host

@@ -1,24 +1,25 @@
 """Attention over spans by tiles: one SDPA call per tile of queries, over the slices of keys it reads.
 
-Along a row both ends of a span only move forward, so what the queries a .. b - 1 may read of a source is one slice,
-from lo[a] to hi[b - 1], found without looking at a single pair:
+Along a row both ends of a span only move forward, so what the queries a .. b - 1 may read of a source lies in one
+slice, from lo[a] to hi[b - 1], found without looking at a single pair:
 
     source 1           source 2
     # # # # . . .      . # # . . . .   ┐ one tile: a call over keys 0 .. 5 of source 1, side by side
     # # # # # . .      . . # # . . .   │ with keys 1 .. 4 of source 2; its mask is about
     # # # # # # .      . . . # # . .   ┘ the ragged edges only
 
-A row is first cut where a span jumps (documents, blocks) and then every STEP queries. Neighbours are joined again for
-as long as one call costs no more than two, in query-key pairs:
+A row is first cut where a span jumps (documents, blocks) and then every STEP queries. Neighbouring tiles are joined
+again for as long as one call costs no more than the two, in query-key pairs:
 
     cost = CALL + COPY keys + queries keys              (the last term halved for a triangle)
 
-So a plainly causal document ends as one call with `is_causal`, queries that all read the same keys as one call without
-a mask, and two ragged streams as tiles of 64 to 200 queries. Rows are cut one by one, since their documents differ;
-rows that agree share their calls, and so do all rows of a few queries (decoding) where that is cheaper.
+So a plain causal document becomes one call with `is_causal`, queries that all read the same keys one call without a
+mask, and two ragged streams tiles of 64 to 200 queries. Rows are cut one by one, since their documents differ; rows
+with equal spans share their calls, and so do all rows with few queries (decoding) where that is cheaper.
 
-Exact, and differentiable by autograd alone: split, cat and SDPA. Keys are split once, at all ends of slices, and tiles
-take runs of the pieces: the backward of a slice fills a whole tensor with zeros, that of a piece does not.
+Exact, and differentiated by autograd through split, cat and SDPA (small bfloat16 calls on the CPU have a backward of
+their own). Keys are split once, at all ends of slices, and tiles take runs of the pieces: the backward of a slice
+fills a whole tensor with zeros, that of a piece does not.
 
 Cost: docs/attention.md. A tile of several pieces copies its keys and keeps the copy for the backward.
 Shapes: R rows that are planned, B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
@@ -34,28 +35,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 STEP = 64
-"""Queries between two cuts; tiles are joined from these. Of several groups half as many more: SDPA on the CPU takes
+"""Queries between two cuts, 1.5 times as many with several groups; tiles are joined from these. SDPA on the CPU takes
 queries in blocks of 32, and of 64 from 192 on, which in bfloat16 is a seventh faster (docs/attention.md)."""
 CALL = 2048
-"""What a call costs beside its pairs and keys, in query-key pairs (measured: docs/attention.md)."""
+"""The cost of a call apart from its pairs and keys, in query-key pairs (measured: docs/attention.md)."""
 COPY = 16
-"""What a key of a call costs beside its pairs, in query-key pairs (likewise)."""
+"""The cost of each key of a call apart from its pairs, in query-key pairs (likewise)."""
 
 PLAIN = 4
-"""Queries of a call, of all groups, up to which plain products take the place of SDPA on the CPU, without gradients."""
+"""Most queries of a call, over all groups, for which plain products replace SDPA on the CPU, without gradients."""
 
 FEW_QUERIES, FEW_KEYS = 192, 3 * 2**12
-"""Fewer queries than this, or no more numbers than this in the keys of a head, and the backward of a bfloat16 call is
-computed in float32 on the CPU: up to seven times as fast there, with 40 queries (docs/attention.md)."""
+"""On the CPU, a bfloat16 call with fewer queries than this, or with no more numbers than this in the keys of a head,
+computes its backward in float32: up to seven times as fast, with 40 queries (docs/attention.md)."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One call: `queries` neighbours of every group against slices of the sources, given as runs of pieces.
+    """One call: `queries` consecutive queries of every group against slices of the sources, given as runs of pieces.
 
-    mask: additive, (1 or B, 1, G * queries, keys); None where every query reads every key, and in a triangle.
+    mask: additive, (1 or B, 1, G * queries, keys); None where every query reads every key, and for a triangle.
     empty: the queries that read nothing, (1 or B, 1, G * queries, 1); None where all read.
     """
 
@@ -67,7 +68,7 @@ class Tile:
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def mask_in(self, dtype: torch.dtype) -> Tensor | None:
-        # Never a float32 mask beside float64 queries: SDPA on the CPU then reads it wrongly, in silence (torch 2.13).
+        # Never a float32 mask with float64 queries: SDPA on the CPU silently reads it wrongly (torch 2.13).
         if self.mask is not None and dtype not in self.masks:
             self.masks[dtype] = self.mask.to(dtype)
         return self.masks.get(dtype)
@@ -75,7 +76,7 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Neighbouring rows that share their tiles; pieces[s] are the lengths in which the keys of source s are split."""
+    """Neighbouring rows that share their tiles; pieces[s] are the lengths into which the keys of source s are split."""
 
     rows: int
     tiles: list[Tile]
@@ -85,7 +86,7 @@ class Strip:
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """All strips of a batch; `idle` are the sources that nobody reads."""
+    """All strips of a batch; `idle` are the sources that no query reads."""
 
     strips: list[Strip]
     idle: list[int]
@@ -99,7 +100,7 @@ class Tiling:
         return_lse: bool,
         dropout: float = 0.0,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The output of every group of queries and, where asked, its log-sum-exp."""
+        """The output of every group of queries and, on request, its log-sum-exp."""
         if return_lse and queries[0].device.type != "cpu":
             raise ValueError("the tiled backend returns the log-sum-exp on the CPU only; use flex or dense")
         G, S, rows = len(queries), len(keys), [strip.rows for strip in self.strips]
@@ -108,9 +109,9 @@ class Tiling:
             _run_strip(strip, share[:G], share[G : G + S], share[G + S :], scale, return_lse, dropout)
             for strip, share in zip(self.strips, shares, strict=True)
         ]
-        # In memory (B, T, H, D), as SDPA leaves it: flattening the heads, which comes next, then copies nothing.
+        # Stored as (B, T, H, D), as SDPA returns it, so that flattening the heads, the next step, copies nothing.
         outputs = [_cat(parts, 0).transpose(1, 2) for parts in zip(*results, strict=True)]
-        for s in self.idle:  # sums of no keys: what nobody reads gets a gradient, of zero
+        for s in self.idle:  # empty sums: a source that no query reads gets a gradient of zero
             outputs[0] = outputs[0] + keys[s][:, :, :0].sum() + values[s][:, :, :0].sum()
         return tuple(outputs[:G]), tuple(outputs[G:])
 
@@ -161,7 +162,7 @@ def _is_small(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
 
 
 class _SmallCall(torch.autograd.Function):
-    """SDPA in bfloat16 on the CPU, its backward in float32: what is kept for it stays bfloat16."""
+    """SDPA in bfloat16 on the CPU with its backward in float32; the tensors saved for it stay bfloat16."""
 
     @staticmethod
     def forward(ctx, q, k, v, mask, float_mask, is_causal, scale):
@@ -182,7 +183,7 @@ class _SmallCall(torch.autograd.Function):
 
 
 def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> Tensor:
-    """Scores, softmax, values, step by step: pieces of keys are read where they lie, in a cache, and not copied."""
+    """Scores, softmax, values, step by step: pieces of keys are read in place, in a cache, and not copied."""
     B, H, T, D = q.shape
     ks, vs = ([x.flatten(0, 1) for x in xs] for xs in (ks, vs))
     q = (q * (D**-0.5 if scale is None else scale)).reshape(len(ks[0]), -1, D)  # heads that share keys are rows
@@ -199,7 +200,7 @@ def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor],
 
 
 def _nothing(q: Tensor) -> list[Tensor]:
-    y = torch.zeros_like(q) + q[:, :, :0].sum()  # a sum of no queries: q gets a gradient, of zero
+    y = torch.zeros_like(q) + q[:, :, :0].sum()  # an empty sum: q gets a gradient of zero
     return [y, y.new_full(y.shape[:3], -torch.inf, dtype=torch.promote_types(y.dtype, torch.float32))]
 
 
@@ -217,7 +218,7 @@ def _cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.device, most: int | None = None) -> Tiling:
     """Tiles for spans (R, S, G, T) over `keys` keys of each source, with masks on `device`.
 
-    `most`: queries of a tile that is no triangle; None: as many as is cheapest.
+    `most`: the most queries of a tile that is not a triangle; None: whatever is cheapest.
     """
     R, T = lo.shape[0], lo.shape[-1]
     differs = ((lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1])).any((1, 2, 3))
@@ -239,7 +240,7 @@ class _Cutter:
         self.groups, T = lo.shape[2:]
         self.step = STEP if self.groups == 1 else 3 * STEP // 2
         # Per source, the bounds of the keys that any row and group reads, and of those that all of them read;
-        # lists, because single numbers are looked up by the thousand.
+        # lists, because single numbers are looked up thousands of times.
         self.any = list(zip(lo.min((0, 2)).tolist(), hi.max((0, 2)).tolist(), strict=True))
         self.all = list(zip(lo.max((0, 2)).tolist(), hi.min((0, 2)).tolist(), strict=True))
         self.readers = [0, *(lo < hi).any((0, 1, 2)).cumsum().tolist()]
@@ -255,7 +256,7 @@ class _Cutter:
             for a in range(start, end, self.step):
                 b = min(a + self.step, end)
                 tile = (self._cost(a, b), a, b)
-                # Across a jump only to a short tile: adding one more small document always looks cheap.
+                # Across a jump, only into a tile of at most one step: one more small document always looks cheap.
                 if tiles and (a > start or b - tiles[-1][1] <= self.step):
                     cost, first, _ = tiles[-1]
                     joined = self._cost(first, b)
