@@ -55,8 +55,8 @@ def _page(summary: Summary) -> str:
     sections = {
         "Held-out likelihood": _likelihood(summary),
         "Differences by seed": _by_seed(summary),
-        "On the way": _curves(summary),
-        "Spent to reach a loss": _targets(summary),
+        "Loss during training": _curves(summary),
+        "Cost to reach a loss": _targets(summary),
         "Cost": _cost(summary) if summary.flat else "",
         "By document": _by_document(summary),
         "Learning rates": _trials(summary),
@@ -109,9 +109,9 @@ def _likelihood(summary: Summary) -> str:
         return ""
     confidence = f"{100 * (1 - summary.study.level):g} %"
     note = (
-        "Lower is better; ± is the standard deviation between seeds, the interval of the mean Student's. "
-        f"Differences to {summary.study.baseline} are paired; p is Holm's over the arms. "
-        f"Every interval has a confidence of {confidence} by itself."
+        "Lower is better. ± is the standard deviation over seeds; intervals of means are Student's. "
+        f"Differences to {summary.study.baseline} are paired; p is Holm-corrected over the arms. "
+        f"Each interval has a confidence of {confidence} on its own."
     )
     html = _html_table(likelihoods(summary), summary, mark=True)
     if ALONE in html:
@@ -251,9 +251,7 @@ def _by_document(summary: Summary) -> str:
             share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of documents"
             head = f'<h3><span class="key arm-{place}"></span>{escape(arm)}</h3><p>{escape(share)}</p>'
             html += f'<div class="chart">{head}{chart}</div>'
-    note = (
-        "Every document counts once here, the difference above weighs them by their tokens. The ends hold all beyond."
-    )
+    note = "Each document counts once here; the difference above weighs them by tokens. The outermost bars hold the rest."
     return f'<div class="grid-of-charts">{html}</div>' + _note(note) if html else ""
 
 
@@ -273,8 +271,8 @@ def _trials(summary: Summary) -> str:
     part = summary.study.keys.trial_share
     shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""
     note = (
-        "Nats per token of the trials, sentence ends paid for by who is told of them, on documents that the comparison "
-        "leaves out. ★ marks the rate that an arm took." + shorter
+        "Nats per token of the trials, on documents that the comparison leaves out; arms that are given sentence ends "
+        "pay for them. ★ marks the rate that an arm took." + shorter
     )
     return _html_table(rows, summary) + _note(note)
 
@@ -291,7 +289,7 @@ def _samples(summary: Summary) -> str:
                 key = f'<span class="key arm-{_place(summary, arm)}"></span>'
                 html += f"<figure><figcaption>{key}{escape(arm)}</figcaption><p>…{escape(text)}</p></figure>"
         html += "</div>"
-    return html + _note("Of the first seed of each arm.") if html else ""
+    return html + _note("From the first seed of each arm.") if html else ""
 
 
 def _compared(summary: Summary) -> str:

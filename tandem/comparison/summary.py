@@ -184,22 +184,22 @@ class Summary:
                 found.append(f"{arm} did best at {best:g}, the edge of the learning rates tried: try {side} ones, too.")
         for key, values in self.environments.items():
             if len(values) > 1:
-                moved = "Their losses may differ for that alone, and so do" if key in MOVE_LOSSES else "Do not compare"
+                moved = "That alone may change their losses and" if key in MOVE_LOSSES else "Do not compare"
                 found.append(f"Runs differ in {key}: {'; '.join(values)}. {moved} their seconds.")
         tried = _environments(result for trials in self.trials.values() for result in trials)
         for key in MOVE_LOSSES:
             if len(tried[key]) > 1:
-                taken = "The learning rates that arms took may hang on that."
+                taken = "The learning rates that arms took may depend on it."
                 found.append(f"Trials differ in {key}: {'; '.join(tried[key])}. {taken}")
         found += _of_starts(self.study)
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
-            found.append("Some runs were made by code that no commit holds (a dirty tree).")
+            found.append("Some runs were made with uncommitted code (a dirty tree).")
         broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
         if broken:
             found.append(f"Not finite: the likelihood of {'; '.join(broken)}.")
         notes = [f"{r.arm}, seed {r.seed}, after {r.note}" for r in self.flat if r.note]
         if notes:
-            found.append(f"No language model, and yet scored one token at a time: {'; '.join(notes)}.")
+            found.append(f"Scored one token at a time, though not a language model yet: {'; '.join(notes)}.")
         return found
 
     # The verdict --------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Summary:
             done = f"{len(self.flat)} of {len(self.study.seeds) * len(self.study.arms)} runs are finished"
             return (
                 "No verdict yet",
-                f"{done}. A winner is named when all are: looking again and again finds one by luck.{self._never}",
+                f"{done}. A winner is named when all are: repeated looks would find one by chance.{self._never}",
             )
         if not judged.to_best:
             return "Nothing to compare", "The study has one arm."
@@ -228,7 +228,7 @@ class Summary:
         if judged.winner:
             others = "every other arm" if len(judged.to_best) > 1 else rival
             low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
-            closest = f"; least surely than {rival}" if len(judged.to_best) > 1 else ""
+            closest = f"; against {rival}, the least certain" if len(judged.to_best) > 1 else ""
             p = chance(judged.p_to_best[rival])
             return f"{judged.best} wins", (
                 f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
@@ -244,13 +244,13 @@ class Summary:
             return "No winner", f"{judged.best} and {rival} cannot be told apart: too few documents, or not finite."
         needed = difference.seeds_needed(level / judged.pairs)
         more = (
-            f"A study with about {needed} seeds would tell a difference of this size with probability {POWER:g}."
+            f"A study with about {needed} seeds would detect a difference of this size with probability {POWER:g}."
             if needed
             else "More seeds alone would hardly show a difference this small; more held-out documents might."
         )
         return "No winner", (
-            f"{judged.best} is lowest, {by} below {rival}, but seeds and documents make such a difference by "
-            f"themselves (p {chance(judged.p_to_best[rival])}, {over}). {more}"
+            f"{judged.best} is lowest, {by} below {rival}, but other seeds and documents alone make such a "
+            f"difference (p {chance(judged.p_to_best[rival])}, {over}). {more}"
         )
 
     @property
@@ -260,7 +260,7 @@ class Summary:
         holm = f", with Holm's correction over {pairs} pairs" if pairs > 1 else ""
         return (
             "Two-sided test of the difference in nats per token, paired by seed and document, against the sum of two "
-            "Student variables, one for what other seeds and one for what other documents would change, "
+            "Student variables, one for the variation over seeds and one for that over documents, "
             f"at level {self.study.level:g}{holm}."
         )
 
@@ -339,7 +339,7 @@ def _of_starts(study: Study) -> Iterable[str]:
     if starts and (len(starts) < len(study.arms) or len(set(starts.values())) > 1):
         told = (f"{arm} from {run.name} ({_spent_before(run)})" for arm, run in starts.items())
         yield (
-            f"Start from a run: {'; '.join(told)}. What was spent there is in no number here, so arms "
+            f"Start from a run: {'; '.join(told)}. What that run spent is not counted here, so arms "
             "were not trained alike."
         )
     if starts and len(study.seeds) > 1:

@@ -15,10 +15,10 @@ NONE = "\N{EN DASH}"
 ALONE = " †"
 """Marks an interval over documents alone or seeds alone."""
 PAID = (
-    "Arms are told different things of where sentences end, and that says something of the text to come. So these ends "
-    "are paid for: their nats are added to those of the text."
+    "Arms are given different information about where sentences end, which reveals something of the text to come. So "
+    "these ends are paid for: their nats are added to those of the text."
 )
-ENDS = f"{PAID} With the ends for nothing, as papers count:"
+ENDS = f"{PAID} With the ends for free, as the papers count:"
 
 
 class Column(NamedTuple):
@@ -98,7 +98,7 @@ LIKELIHOOD = [
 IN_WINDOWS = Column("in windows of the context", _in_windows)
 """Added where an arm reads documents whole."""
 FREE_ENDS = [  # where arms are given different information about sentence ends
-    Column("nats/token, ends for nothing", _spread(lambda r: r.nats_per_token, fixed)),
+    Column("nats/token, ends for free", _spread(lambda r: r.nats_per_token, fixed)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
     Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),
     Column("nats of the ends per token", _mean(lambda r: r.nats_with_boundaries - r.nats_per_token, fixed)),

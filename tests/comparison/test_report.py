@@ -181,11 +181,14 @@ def test_warnings(make_study, run):
     other = run("sps", 2)
     other.environment[:] = [other.environment[0] | {"torch": "2.11.0", "dirty": True}]
     found = Summary.of(study, [run("sps", 1), other]).warnings
-    moved = "Their losses may differ for that alone, and so do their seconds."
+    moved = "That alone may change their losses and their seconds."
     assert f"Runs differ in torch: 2.13.0+cpu; 2.11.0. {moved}" in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
-    assert told == "No language model, and yet scored one token at a time: sps, seed 1, after bags of 4 until step 400."
+    assert (
+        told
+        == "Scored one token at a time, though not a language model yet: sps, seed 1, after bags of 4 until step 400."
+    )
 
 
 def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path):
@@ -204,7 +207,7 @@ def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path
     plain = had("plain", None)
     second, lost = had("second", plain), tmp_path / "lost"
     spent, shared = told(sps=plain)
-    assert spent.startswith("Start from a run: sps from plain (5 M tokens, 2.5e+13 FLOP). What was spent there is in")
+    assert spent.startswith("Start from a run: sps from plain (5 M tokens, 2.5e+13 FLOP). What that run spent is not")
     assert shared.startswith("Seeds of sps share the weights that they start from, so they differ less")
     (shared,) = told(decoder=plain, sps=plain)  # trained alike
     assert shared.startswith("Seeds of decoder, sps share")
@@ -223,9 +226,9 @@ def test_what_moves_losses_is_told_apart_from_what_moves_the_clock_alone(make_st
 
     for key, value in {"commit": "77aa0be", "precision": "weights float32, compute bfloat16", "gpus": ["H100"]}.items():
         (told,) = found(key, value, run("sps", 1), run("sps", 2))
-        assert told.startswith(f"Runs differ in {key}: ") and "Their losses may differ for that alone" in told
+        assert told.startswith(f"Runs differ in {key}: ") and "That alone may change their losses" in told
         (told,) = found(key, value, *everything(run), run("sps", 1000, 1e-3, True), run("sps", 1000, 2e-3, True))
-        assert told.startswith(f"Trials differ in {key}: ") and "The learning rates that arms took may hang" in told
+        assert told.startswith(f"Trials differ in {key}: ") and "The learning rates that arms took may depend" in told
     for key, value in {"threads": 8, "cores": 64, "platform": "Linux-5.4", "python": "3.13.1"}.items():
         (told,) = found(key, value, run("sps", 1), run("sps", 2))
         assert told.startswith(f"Runs differ in {key}: ") and told.endswith(". Do not compare their seconds.")
