@@ -251,7 +251,7 @@ def _by_document(summary: Summary) -> str:
             share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of documents"
             head = f'<h3><span class="key arm-{place}"></span>{escape(arm)}</h3><p>{escape(share)}</p>'
             html += f'<div class="chart">{head}{chart}</div>'
-    note = "Each document counts once here; the difference above weighs them by tokens. The last bars hold the rest."
+    note = "Each document counts once here; the difference above weighs them by tokens. The outer bars hold the rest."
     return f'<div class="grid-of-charts">{html}</div>' + _note(note) if html else ""
 
 
