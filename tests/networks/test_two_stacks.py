@@ -372,8 +372,12 @@ def test_stacks_on_two_devices_one_of_them_cuda():
 # ---- options --------------------------------------------------------------------------------------------------------
 
 OPTIONS = {
+    "qk_norm": {"qk_norm": True},
     "per_matrix": {"init": "per_matrix"},
     "per_matrix_scaled": {"init": "per_matrix_scaled"},
+    "context_loss": {"context_loss": 0.3},
+    "early_context": {"partition": PartitionConfig(min_context=2)},
+    "row_splits": {"partition": PartitionConfig(scope="row", shared=True)},
     "another_split": {"context_layers": 1, "generation_layers": 3},
 }
 SLOW_CONTEXT = {"context_stack": 0.3}
