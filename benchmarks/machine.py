@@ -50,6 +50,11 @@ def header() -> str:
     return ", ".join(str(fact) if name == "device" else f"{name} {fact}" for name, fact in machine().items())
 
 
+def quartiles(values: list[float]) -> list[float]:
+    """The three quartiles; of a single value, that value three times."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+
+
 def compare(
     what: str, a: Callable[[], Any], b: Callable[[], Any], *, pairs: int = 20, warmup: int = 3, clock=time.perf_counter
 ) -> dict:
@@ -65,7 +70,7 @@ def compare(
         for run in (a, b) if pair % 2 else (b, a):
             seconds[run].append(_time(run, clock))
     ratios = [x / y for x, y in zip(seconds[a], seconds[b], strict=True)]
-    low, ratio, high = statistics.quantiles(ratios, n=4) if pairs > 1 else ratios * 3
+    low, ratio, high = quartiles(ratios)
     ms = [1e3 * statistics.median(seconds[run]) for run in (a, b)]
     print(
         f"  {what:<48} {ratio:5.2f} x  [{low:.2f}, {high:.2f}]  {ms[0]:8.2f} / {ms[1]:.2f} ms  {pairs} pairs",
@@ -96,8 +101,8 @@ def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) 
                     torch.cuda.synchronize()  # errors on the device are raised here, not in the next arm
             except Exception as error:  # an arm that fails does not stop the others
                 failed[name] = {"failed": told(error)}
-    quartiles = {name: statistics.quantiles(x, n=4) if len(x) > 1 else x * 3 for name, x in times.items() if x}
-    return failed | {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in quartiles.items()}
+    found = {name: quartiles(x) for name, x in times.items() if x}
+    return failed | {name: {"ms": q[1], "quartiles": [q[0], q[2]]} for name, q in found.items()}
 
 
 def _device_ms(run: Callable[[], Any]) -> float:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import header, machine
+from machine import header, machine, quartiles
 
 from tandem.corpus.prepare import BATCH, Corpus, prepare
 from tandem.corpus.sources import find_sources
@@ -110,7 +110,7 @@ def compare(corpus: Path, tokenizer: str, pairs: int, scratch: str, out: Path | 
     record = {"what": f"prepare / encode alone, {name}", "pairs": pairs, "runs": runs}
     for unit in ("seconds", "cpu_seconds"):
         ratios = [e[unit] / p[unit] for e, p in zip(runs["encode"], runs["prepare"], strict=True)]
-        low, ratio, high = record[unit] = statistics.quantiles(ratios, n=4) if pairs > 1 else ratios * 3
+        low, ratio, high = record[unit] = quartiles(ratios)
         print(f"  {record['what']:<40} tokens per {unit:<12} {ratio:.2f} x  [{low:.2f}, {high:.2f}]")
     record["tokens"] = runs["prepare"][0]["tokens"]
     record["memory_growth"] = max(run["memory_growth"] for run in runs["prepare"])

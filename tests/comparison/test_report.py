@@ -185,10 +185,8 @@ def test_warnings(make_study, run):
     assert f"Runs differ in torch: 2.13.0+cpu; 2.11.0. {moved}" in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
-    assert (
-        told
-        == "Scored one token at a time, though not a language model yet: sps, seed 1, after bags of 4 until step 400."
-    )
+    run_and_note = "sps, seed 1, after bags of 4 until step 400"
+    assert told == f"Scored one token at a time, though not a language model yet: {run_and_note}."
 
 
 def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path):

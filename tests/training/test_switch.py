@@ -88,13 +88,10 @@ def test_at_the_switch_only_the_view_changes(make_run):
     }
 
 
-FEW = ["evaluation.documents=3", "evaluation.final_documents=5"]
-
-
 @pytest.mark.parametrize("network", ["sps", "context_ready", "context_ready_sps"])
 def test_every_network_that_reads_embeddings_trains_in_bags_switches_and_is_scored(recipe, tmp_path, network):
-    every = ["log.every=1", "evaluation.every=1"]
-    made = recipe(f"network.name={network}", "objective.until=2", *every, *FEW, budget="4 steps")
+    every = ["log.every=1", "evaluation.every=1", "evaluation.documents=3", "evaluation.final_documents=5"]
+    made = recipe(f"network.name={network}", "objective.until=2", *every, budget="4 steps")
     result = pretrain(made, tmp_path / "run")
     curve = read_result(tmp_path / "run", network, 1, 1e-3, trial=False).curve
     assert [point.tokens for point in curve] == [128, 256, 320, 384]  # bags of 2 read twice the text
