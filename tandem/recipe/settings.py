@@ -144,12 +144,13 @@ def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return describe(field.annotation, field.metadata)
     if kind in (Union, UnionType):
         return " or ".join(describe(arg, () if arg is NoneType else metadata) for arg in args)
+    items = ""
     if kind is Literal:
         words = "one of " + ", ".join(map(str, args))
     elif kind is dict:
-        words = f"a mapping, each value {describe(args[1])}"
+        words, items = "a mapping", f", each value {describe(args[1])}"
     elif kind is list or (kind is tuple and ... in args):
-        words = f"a list, each item {describe(args[0])}"
+        words, items = "a list", f", each item {describe(args[0])}"
     elif kind is tuple:
         words = "a list of " + ", then ".join(map(describe, args))
     elif isinstance(annotation, type) and issubclass(annotation, Settings):
@@ -157,7 +158,7 @@ def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     else:
         words = _TYPES.get(annotation, str(annotation))
     bounds = [form.format(getattr(m, b)) for m in metadata for b, form in _BOUNDS.items() if hasattr(m, b)]
-    return f"{words} {' and '.join(bounds)}".strip()
+    return f"{words} {' and '.join(bounds)}".strip() + items
 
 
 def settings_in(annotation: Any) -> type[Settings] | None:

@@ -98,7 +98,7 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
         (
             "seeds: []",
             "seeds: [1]",
-            "tiny.yaml:18  seeds = []: must be a list, each item a whole number >= 0 of length",
+            "tiny.yaml:18  seeds = []: must be a list of length >= 1, each item a whole number >= 0",
         ),
         ("seed: [1]", "seeds: [1]", "tiny.yaml:18  seed = [1]: no such key; did you mean seeds? a study takes title"),
         ("gird: {}", "", "gird = {}: no such key; did you mean grid? a study takes title"),
