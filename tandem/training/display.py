@@ -25,6 +25,9 @@ Told = Callable[[int, int | None], None]
 SHOWN = 4
 """Most terms on a step's line, besides the loss; the record has them all."""
 
+LOG_PAUSE = 30.0
+"""Seconds between lines of progress outside training, where there is no terminal."""
+
 TERMINAL = Console(highlight=False, markup=False, emoji=False)
 """Where everything is shown, verbatim: a text may contain :smile: or [b]. Quiet in all but a run's first process."""
 
@@ -88,10 +91,24 @@ class Display:
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, count: ProgressColumn, console: Console = TERMINAL) -> Iterator[Told]:
-    """Yields a function that shows (done, total). The bar appears at its first call and disappears at the end."""
-    if not console.is_terminal:  # a Progress leaves an empty line there
-        yield lambda done, total: None
+def progress_bar(
+    title: str, count: ProgressColumn, console: Console = TERMINAL, now: Callable[[], float] = time.monotonic
+) -> Iterator[Told]:
+    """Yields a function that shows (done, total). The bar appears at its first call and disappears at the end.
+
+    Where there is no terminal, a line says how far it is every LOG_PAUSE seconds; shorter work says nothing.
+    """
+    if not console.is_terminal:
+        due = now() + LOG_PAUSE
+
+        def tell(done: int, total: int | None) -> None:
+            nonlocal due
+            if (at := now()) >= due:
+                due = at + LOG_PAUSE
+                share = f"{100 * done // total} %" if total else scaled(done)
+                console.print(f"{title}, {share}", soft_wrap=True)
+
+        yield tell
         return
     columns = TextColumn(title, markup=False), BarColumn(), count, TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:

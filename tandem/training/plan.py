@@ -16,13 +16,15 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     """The plan by line title."""
     recipe, cost = run.recipe, run.cost
     batch = recipe.batch
-    chosen = recipe.values["network"]
-    network = ", ".join(f"{key} {value}" for key, value in chosen.items() if key != "name" and value is not None)
+    written = {key: value.strip('"') for key, value, _ in recipe.table() if value != "null"}
+    options = {key: value for key, value in written.items() if key.startswith("network.")}
+    name = options.pop("network.name")
+    network = ", ".join(f"{key.removeprefix('network.')} {value}" for key, value in options.items())
     roles = sorted(cost.parameters.items(), key=lambda item: -item[1])
     flops = cost.training(batch.context, parts=run.view.at(0).parts)
     by_part = " + ".join(f"{part} {scaled(n / batch.context)}" for part, n in flops.items())
     return {
-        "network": f"{chosen['name']}: {network}",
+        "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
@@ -71,7 +73,8 @@ def _sources(run: "Run") -> str:
         lengths = store.lengths[store.source_of == number]
         tokens = scaled(int(lengths.sum()))
         parts.append(f"{name} {share:.1%} ({tokens} tokens in {len(lengths):,} documents)")
-    return " + ".join(parts) or str(run.recipe.corpus.texts)
+    texts = run.recipe.corpus.texts
+    return " + ".join(parts) or (texts if isinstance(texts, str) else ", ".join(texts))
 
 
 def _phases(run: "Run") -> str:

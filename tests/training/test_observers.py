@@ -254,14 +254,21 @@ def test_on_a_terminal_of_any_width_the_whole_line_stands_below_the_bar(width):
     assert " ".join(" ".join(below).split()) == " ".join(display.waiting.split())
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_progress_bar_is_shown_on_a_terminal_and_nothing_elsewhere(terminal):
+def test_progress_is_a_bar_on_a_terminal():
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+    console = Console(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"})
     with progress_bar("scoring books", TaskProgressColumn(), console) as progress:
         progress(3, 4)
-    shown = out.getvalue()
-    assert ("scoring books" in shown and "75%" in shown) if terminal else shown == ""
+    assert "scoring books" in out.getvalue() and "75%" in out.getvalue()
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal():
+    out, clock = io.StringIO(), iter([0, 29, 30, 59, 61, 91])
+    console = Console(file=out, force_terminal=False)
+    with progress_bar("scoring books", TaskProgressColumn(), console, lambda: next(clock)) as progress:
+        for done, total in ((1, 8), (2, 8), (3, 8), (4, 8), (7000, None)):
+            progress(done, total)
+    assert out.getvalue().splitlines() == ["scoring books, 25 %", "scoring books, 50 %", "scoring books, 7 k"]
 
 
 def test_smoothing_starts_unbiased_and_follows():

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
-from tandem.recipe import load
+from tandem.recipe import load, recipes
 from tandem.training.optimiser import AdamW
 from tandem.training.plan import _groups, _peak, _sources, page
 from tandem.training.run import Run
@@ -64,3 +65,14 @@ def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
     assert told["time"] == "about 30 s at 256 tokens/s, evaluation apart (3 steps measured)"
     assert told["memory"] == "1.50 GiB at the peak of these steps"
     assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.endswith("tiny")])
+def test_a_small_recipe_can_be_planned_and_is_told_as_it_is_written(name, small_corpus):
+    recipe = load(name, small_corpus)
+    told = page(run := Run(recipe, prepare(recipe.corpus)), Speed(0.5, 10.0, 3 << 29, run.flops(1)))
+    network, *options = told["network"].replace(": ", ", ").split(", ")
+    assert network == recipe.values["network"]["name"]
+    assert {f"init {recipe.network.init}", f"width {recipe.network.width}"} < set(options)
+    assert not [word for word in ("None", "True", "False", "'") if word in told["network"]]
+    assert told["text"].startswith(f"{recipe.corpus.texts[0]}: ")
