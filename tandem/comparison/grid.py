@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
@@ -36,6 +36,7 @@ from tandem.comparison.study import Study, hollow, read_layers, require_one_text
 from tandem.corpus.store import locked
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
+from tandem.recipe.budget import BudgetText
 from tandem.recipe.document import Node, Problems, read_overrides
 from tandem.recipe.options import read_options
 from tandem.training.display import say
@@ -46,15 +47,10 @@ class GridKeys(Settings):
 
     sizes: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     """For each size, by name, the keys of the study that it overrides."""
-    budgets: Annotated[list[str], Field(min_length=1)]
+    budgets: Annotated[list[BudgetText], Field(min_length=1)]
     """What each run of a cell may spend, such as [1e6 tokens, 2e6 tokens]."""
     rows: Literal["study", "rule"] = "study"
     """Rows of a step: as in the study, or by `rows_by_rule` for the baseline (budgets in tokens)."""
-
-    @field_validator("budgets")
-    @classmethod
-    def _canonical(cls, texts: list[str]) -> list[str]:
-        return [str(parse_budget(text)) for text in texts]
 
 
 @dataclass(frozen=True)

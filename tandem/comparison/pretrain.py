@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
-from tandem.comparison.texts import in_windows, scored, text_stores
+from tandem.comparison.texts import recorded, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, require_bytes
@@ -237,9 +237,8 @@ def judge(
 ) -> tuple[Likelihood, dict[str, Any]]:
     """Likelihood of held-out documents after `step` steps, and its record; at the `end`, also in windows."""
     began = time.perf_counter()
-    asked = (run.corpus.validation, documents, run.recipe.evaluation.split, progress)
-    found = scored(run, *asked)
-    judged = as_record(found, run.recipe) | (in_windows(run, *asked) if end else {})
+    split = run.recipe.evaluation.split
+    found, judged = recorded(run, run.corpus.validation, documents, split, progress, windows=end)
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
     seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
@@ -264,8 +263,7 @@ def decoding(run: Run) -> Decoding:
     """The cost of continuing half a context of held-out text by a quarter of a context, at most 64 tokens."""
     context = run.recipe.batch.context
     prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
-    measured = measure_decoding(run.whole_network(), prompt.tolist(), max(1, min(64, context // 4)))
-    return measured
+    return measure_decoding(run.whole_network(), prompt.tolist(), max(1, min(64, context // 4)))
 
 
 def judge_texts(run: Run) -> dict[str, Any]:
@@ -274,28 +272,8 @@ def judge_texts(run: Run) -> dict[str, Any]:
     began = time.perf_counter()
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            found[name] = as_record(scored(run, store, progress=progress), run.recipe)
-            found[name] |= in_windows(run, store, progress=progress)
+            _, found[name] = recorded(run, store, None, "all", progress)
     return {"texts": found, "seconds": time.perf_counter() - began}
-
-
-def as_record(found: Likelihood, recipe: Recipe) -> dict[str, Any]:
-    """Sums, their ratios, and whether only what follows the break points of documents was scored."""
-    return {
-        **({"prefix": True} if recipe.evaluation.prefix else {}),
-        "nats_per_token": found.nll,
-        "bits_per_byte": found.bits_per_byte,
-        "nats": found.nats,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
-        "documents": found.documents,
-        **({} if found.nll_paper is None else told_boundaries(found)),
-    }
-
-
-def told_boundaries(found: Likelihood) -> dict[str, Any]:
-    """For a network that is given sentence boundaries: nats per token that include them, and as published."""
-    return {"nats_per_token_with_boundaries": found.nll_with_boundaries, "nats_per_token_as_published": found.nll_paper}
 
 
 def noted(note: str, words: str) -> str:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tandem.recipe import (
     SECTIONS,
@@ -41,6 +41,7 @@ from tandem.recipe import (
     parse_budget,
     recipes,
 )
+from tandem.recipe.budget import BudgetText
 from tandem.recipe.document import (
     DEFAULT,
     DERIVED,
@@ -83,9 +84,9 @@ class Keys(Settings):
     """The arm with which the others are compared."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Training seeds; every arm is trained once with each."""
-    budget: str | None = None
+    budget: BudgetText | None = None
     """What each run may spend, such as 2e6 tokens; the same for every arm."""
-    together: str | None = None
+    together: BudgetText | None = None
     """What all runs may spend together, trials included, in equal shares; instead of `budget`."""
     rates: list[Annotated[float, Field(gt=0)]] = []
     """Peak learning rates that every arm tries; none: that of its recipe."""
@@ -97,11 +98,6 @@ class Keys(Settings):
     """Significance level: probability at which arms that do not differ may be said to."""
     targets: list[float] = []
     """Losses in nats per token; the report tells what each arm spent to reach them."""
-
-    @field_validator("budget", "together")
-    @classmethod
-    def _canonical(cls, text: str | None) -> str | None:
-        return text and str(parse_budget(text))
 
 
 class Job(NamedTuple):

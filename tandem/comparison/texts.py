@@ -82,17 +82,19 @@ def scored(
     return joined(ranks.gather(found))
 
 
-def in_windows(
-    run: Run,
-    store: Store,
-    documents: int | None = None,
-    split: str = "all",
-    progress: Told = lambda done, total: None,
-) -> dict[str, Any]:
-    """For a record: likelihood in windows of the context, as most networks read, for a network that reads documents
-    whole; empty for other networks."""
-    if not run.whole_network().reads_whole:
-        return {}
-    found = scored(run, store, documents, split, progress, whole=False)
-    kept = {"nats_per_token": found.nll, "nats_per_token_with_boundaries": found.nll_with_boundaries}
-    return {"in_windows": kept}
+def recorded(run: Run, store: Store, *asked: Any, windows: bool = True) -> tuple[Likelihood, dict[str, Any]]:
+    """What `scored` finds, and its record: sums, their ratios, and whether only what follows the break points of
+    documents was scored; for a network that is given sentence boundaries, nats per token that include them, and as
+    published; with `windows`, for one that reads documents whole, also likelihood in windows of the context."""
+    found = scored(run, store, *asked)
+    record: dict[str, Any] = {"prefix": True} if run.recipe.evaluation.prefix else {}
+    record |= {"nats_per_token": found.nll, "bits_per_byte": found.bits_per_byte, "nats": found.nats}
+    record |= {"tokens": found.tokens, "bytes": found.bytes, "documents": found.documents}
+    if found.nll_paper is not None:
+        record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
+        record |= {"nats_per_token_as_published": found.nll_paper}
+    if windows and run.network.reads_whole:
+        cut = scored(run, store, *asked, whole=False)
+        kept = {"nats_per_token": cut.nll, "nats_per_token_with_boundaries": cut.nll_with_boundaries}
+        record["in_windows"] = kept
+    return found, record

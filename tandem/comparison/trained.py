@@ -14,11 +14,11 @@ import torch
 from rich.progress import TaskProgressColumn
 
 from tandem.comparison.plots import picture
-from tandem.comparison.pretrain import as_record, in_words, noted, planned, prepared
+from tandem.comparison.pretrain import in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import HELD_OUT, given_stores, in_windows, scored, text_stores
+from tandem.comparison.texts import HELD_OUT, given_stores, recorded, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
@@ -81,8 +81,7 @@ def evaluate(
     for name, store in {HELD_OUT: run.corpus.validation, **stores}.items():
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            asked = (run, store, documents, split, progress)
-            found[name] = as_record(scored(*asked), run.recipe) | in_windows(*asked)
+            _, found[name] = recorded(run, store, documents, split, progress)
     words = "\n".join(in_words(record, name) for name, record in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
 

@@ -97,9 +97,9 @@ class Order:
         self.shares = [share / sum(share for _, share, _ in present) for _, share, _ in present]
         self._reach = 1 + sum(source.longest for source in self.sources)  # one more for the rounding of the clock
 
-    def epoch(self, number: int, source: int = 0) -> Epoch:
-        """The documents of one epoch of a source, in order; without shares, source 0 is the whole store."""
-        return self.sources[source].epoch(number)
+    def epoch(self, number: int) -> Epoch:
+        """The documents of one epoch of the first source, in order; without shares, that is the whole store."""
+        return self.sources[0].epoch(number)
 
     def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents that cover the stream positions start .. stop-1.

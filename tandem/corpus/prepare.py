@@ -15,7 +15,6 @@ their order. Cost: encoding time; memory is a few batches, whatever the size of 
 import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from tandem.corpus.boundaries import token_starts
-from tandem.corpus.sentences import Segmentation
+from tandem.corpus.sentences import Segmentation, in_turn
 from tandem.corpus.sources import Source, check_names, find_sources
 from tandem.corpus.store import FORMAT, Store, StoreWriter, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
@@ -290,13 +289,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], in
 
 def _encoded(tokenizer: Tokenizer, batches: Iterable[tuple[list[Document], int]]):
     """Encodes batches in order, two at a time: while one becomes arrays in Python, the next keeps the cores busy."""
-    pending = deque()
+    submit = lambda batch: pool.submit(tokenizer.encode_batch, [document.text for document in batch[0]])
     with ThreadPoolExecutor(2) as pool:
-        for documents, done in batches:
-            texts = [document.text for document in documents]
-            pending.append((documents, done, pool.submit(tokenizer.encode_batch, texts)))
-            if len(pending) > 2:
-                documents, done, encoded = pending.popleft()
-                yield documents, done, encoded.result()
-        for documents, done, encoded in pending:
-            yield documents, done, encoded.result()
+        for (documents, done), encoded in in_turn(batches, submit, ahead=2):
+            yield documents, done, encoded

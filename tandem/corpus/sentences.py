@@ -27,8 +27,8 @@ import json
 import multiprocessing
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -214,15 +214,21 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
             yield first, last, *_lengths(config, _documents(store, config, first, last))
         return
     # Forked, because a spawned process would run a script without a main guard again. They run only Python, no threads.
+    submit = lambda run: pool.submit(_lengths, config, _documents(store, config, *run))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
-        pending = deque()
-        for first, last in runs:
-            pending.append((first, last, pool.submit(_lengths, config, _documents(store, config, first, last))))
-            if len(pending) > 2 * cores:
-                first, last, found = pending.popleft()
-                yield first, last, *found.result()
-        for first, last, found in pending:
-            yield first, last, *found.result()
+        for run, found in in_turn(runs, submit, ahead=2 * cores):
+            yield *run, *found
+
+
+def in_turn(jobs: Iterable[Any], submit: Callable[[Any], Future], ahead: int) -> Iterator[tuple[Any, Any]]:
+    """Yields (job, its result) in order, while up to `ahead` further jobs are under way."""
+    pending: deque[tuple[Any, Future]] = deque()
+    for job in jobs:
+        pending.append((job, submit(job)))
+        if len(pending) > ahead:
+            job, future = pending.popleft()
+            yield job, future.result()
+    yield from ((job, future.result()) for job, future in pending)
 
 
 def _documents(store: Store, config: Segmentation, first: int, last: int) -> list[_Document]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tandem.corpus.builtin import Builtin
-from tandem.corpus.files import KINDS, File, Text
+from tandem.corpus.files import KINDS, File
 from tandem.corpus.hub import PREFIX, Hub
 from tandem.recipe import UserError
 
@@ -25,8 +25,6 @@ ALLOWED = f'allowed are "builtin", {", ".join(KINDS)} files, folders of these, g
 Source = Builtin | File | Hub
 """Has a `name`, an `identity`, which changes whenever its documents may have changed, a `size` in bytes or None,
 `check`, which raises UserError if it could not be read, and `read`."""
-
-__all__ = ["Source", "Text", "check_names", "find_sources"]
 
 
 def check_names(names: object) -> None:

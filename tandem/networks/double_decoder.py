@@ -38,7 +38,7 @@ from tandem.networks.decoder import Decoder, SpanReader
 from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
 from tandem.networks.network import Network, padded
 from tandem.nn.attention import Plan, Source, attend, plan_attention
-from tandem.nn.block import Block, BlockConfig, heads_of, linear_work
+from tandem.nn.block import Block, BlockConfig, current_parts, heads_of, linear_work
 from tandem.nn.head import token_nll
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
@@ -197,13 +197,6 @@ class DoubleDecoder(Network):
         """For columns first .. first + length: scores depend on distances, so documents need no restart."""
         return Rotation.of(self.config, first + torch.arange(length, device=like.device), like)
 
-    def compile(self, backend: str = "inductor") -> "DoubleDecoder":  # type: ignore[override]
-        super().compile(backend)
-        kernel = torch.compile(GenerationBlock.project_latents, fullgraph=True, dynamic=False, backend=backend)
-        for block in self.generation_stack.blocks:
-            block.latents_kernel = kernel  # type: ignore[assignment]
-        return self
-
     def session(self, rows: int, keep: Keep = "generation", swap: str | None = None) -> DoubleDecoderSession:
         """`keep`: what is held for contexts that grow or are reused; `swap`: the device on which the stacks take
         turns. See double_decoder_session.py."""
@@ -258,8 +251,6 @@ class Stack(nn.Module):
 class GenerationBlock(Block):
     """Tandem's block; its own projection turns latents, as they are, into keys and values."""
 
-    latents_kernel: Callable | None = None
-
     def __init__(self, config: Any, layer: int):
         super().__init__(config, layer)
         keys = 2 * self.key_heads * config.head_width
@@ -272,8 +263,11 @@ class GenerationBlock(Block):
 
     def keys_of(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Keys and values (B, G, T, D) of latents (B, T, C), which are not normed again."""
-        project = (torch.is_grad_enabled() and self.latents_kernel) or GenerationBlock.project_latents
-        return project(self, latents, rotation)
+        return current_parts(self)[-1](self, latents, rotation)
+
+    @classmethod
+    def parts(cls) -> tuple[Callable, ...]:
+        return *super().parts(), cls.project_latents
 
     def project_latents(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         if self.kv is None:

@@ -23,7 +23,7 @@ Shapes: B rows, T tokens, N tokens of context and M generated ones of a batch, C
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -34,7 +34,7 @@ from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network, aligned, padded
 from tandem.nn.attention import Source, attend, plan_attention
-from tandem.nn.block import Block, BlockConfig, compile_blocks, linear_work
+from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.cross import CrossBlock, cross_work
 from tandem.nn.init import Embedding, initialise
@@ -53,7 +53,7 @@ class EncoderDecoder(Network):
         "alone: train it by objective span_corruption or prefix_lm, and score it with evaluation.prefix: true"
     )
 
-    divides = True
+    divides = rows_vary = True
     free = ("start", "decoder_positions")
 
     class Config(BlockConfig):
@@ -182,11 +182,6 @@ class EncoderDecoder(Network):
 
     def rotation(self, places: Tensor, like: Tensor) -> Rotation:
         return Rotation.of(self.config, places, like)
-
-    def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
-        super().compile(backend)
-        compile_blocks([b for b in self.stack if isinstance(b, Block)], backend, dynamic=True)  # no two rows are alike
-        return self
 
     def session(self, rows: int) -> "EncoderDecoderSession":
         return EncoderDecoderSession(self, rows)

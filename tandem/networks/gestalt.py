@@ -52,7 +52,7 @@ from tandem.networks.gestalt_layout import Layout
 from tandem.networks.gestalt_reading import GestaltDropout, Reading
 from tandem.networks.gestalt_session import GestaltSession
 from tandem.networks.network import Network, padded
-from tandem.nn.block import Block, BlockConfig, compile_blocks
+from tandem.nn.block import Block, BlockConfig
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
@@ -71,7 +71,7 @@ BLOCKS: dict[str, tuple[Callable[[BlockConfig, int], nn.Module], ...]] = {
 class Gestalt(Network):
     """Thought Gestalt (arXiv 2512.25026): sentence after sentence, with a memory of thoughts."""
 
-    reads_sentences = reads_whole = True
+    reads_sentences = reads_whole = rows_vary = True
     free = ("detach", "hinge", "reduction", "dropout", "streams")
     tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
 
@@ -333,16 +333,6 @@ class Gestalt(Network):
         rows = [(fill(x, 0), fill(y, IGNORE), fill(s, len(s))) for x, y, s in parts]
         return Batch(*(torch.stack(column) for column in zip(*rows, strict=True)), key=batch.key)
 
-    def compile(self, backend: str = "inductor") -> Self:
-        super().compile(backend)
-        compile_blocks([block for block in self.stack if isinstance(block, Block)], backend, dynamic=True)
-        functions = (MemoryBlock.ask, MemoryBlock.finish)
-        kernels = tuple(torch.compile(f, fullgraph=True, dynamic=True, backend=backend) for f in functions)
-        for block in self.stack:
-            if isinstance(block, MemoryBlock):
-                block.kernels = kernels  # type: ignore[assignment]
-        return self
-
     def session(self, rows: int) -> GestaltSession:
         return GestaltSession(self, rows)
 
@@ -358,12 +348,8 @@ class Gestalt(Network):
         own = ("tokens of the sentence", causal(places), T)
         return [own, ("thoughts", thoughts, int(sentence.max()) + 1)] if config.memory else [own]
 
-    def rotation(self, like: Tensor) -> Rotation | None:
-        """The rotation of all positions that a row can have."""
-        c = self.config
-        if c.positions == "learned":
-            return None
-        return Rotation.of(c, torch.arange(c.positions_of_row, device=like.device), like)
+    def rotation(self, places: Tensor, like: Tensor) -> Rotation | None:
+        return None if self.places is not None else Rotation.of(self.config, places, like)
 
     def ranks(self, layers: Iterable[int], like: Tensor) -> dict[int, Tensor]:
         """What ranks add to keys, (M, C), by layer."""

@@ -22,22 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tandem.nn.block import Block, BlockConfig
+from tandem.nn.block import Block, BlockConfig, Reader, current_parts
 from tandem.nn.dropout import dropped
 from tandem.nn.init import Linear
 from tandem.nn.mlp import MLP
 from tandem.nn.norm import norm
-from tandem.nn.rope import Rotation
 
 
-class Memory(Protocol):
-    """A reader (nn/block.py) that also reads thoughts from memory."""
+class Memory(Reader, Protocol):
+    """A reader that also reads thoughts from memory."""
 
-    rotation: Rotation | None
     filled: Tensor
     """(P, 1) bool: positions of sentences that have a memory."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         """What the queries (1, H, P, D) of a layer read of the thoughts, of the same shape; 0 where there are none."""
@@ -95,7 +91,7 @@ class MemoryRead(nn.Module):
 class MemoryBlock(nn.Module):
     """C: cross-attention over thoughts, then the MLP; `kernels`, when set, are the compiled (ask, finish)."""
 
-    kernels: tuple[Callable, Callable] | None = None
+    kernels: tuple[Callable, ...] | None = None
 
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
@@ -107,9 +103,13 @@ class MemoryBlock(nn.Module):
 
     def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
         """x (1, P, C) to (1, P, C)."""
-        ask, finish = (self.kernels if torch.is_grad_enabled() else None) or (MemoryBlock.ask, MemoryBlock.finish)
+        ask, finish = current_parts(self)
         y = reader.remember(self.layer, ask(self, x))
         return finish(self, x, y, reader.filled, drop)
+
+    @classmethod
+    def parts(cls) -> tuple[Callable, ...]:
+        return cls.ask, cls.finish
 
     def ask(self, x: Tensor) -> Tensor:
         return self.memory.ask(x)
@@ -135,8 +135,7 @@ class SerialBlock(Block):
 
     def read(self, x: Tensor, reader: Memory, drop: float) -> Tensor:
         """x plus the output of self-attention."""
-        compiled = self.kernels if torch.is_grad_enabled() else None
-        q, k, v = (compiled[0] if compiled else Block.project)(self, x, reader.rotation)
+        q, k, v = current_parts(self)[0](self, x, reader.rotation)
         return self.add(x, reader(self.layer, q, k, v), drop)
 
 

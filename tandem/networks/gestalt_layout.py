@@ -161,9 +161,7 @@ class Layout:
         self.reads_thoughts = recurrent and memory > 0
         self.steps = [self._rows([t], ends=True) for t in range(len(self.sentences))]
         self.widths = [len(of) for of in self.sentences]
-        """R of each step."""
-        self.goes_on = [after for after in self.widths[1:]] + [0] if recurrent else [0] * len(self.widths)
-        """For each step, how many of its first rows have a next sentence."""
+        """R of each step: the first rows of one step are those of the next."""
         self.groups = self._groups()
         self.chunks = [self._rows(group, ends=False) for group in self.groups]
         self.rest = self._tensor(self._rest())
@@ -217,7 +215,7 @@ class Layout:
             places += [c + shift for _, c, shift in parts]
             filled.append(np.full(len(n), self.filled(t)))
             row += len(n)
-        sizes = np.concatenate([self._sizes(t, ends) for t in group])
+        sizes = [int(n.sum()) + len(n) * (slot + 1 + ends) for slot, n in zip(slots, of, strict=True)]
         held = np.concatenate(filled)
         return Rows(
             row,
@@ -229,16 +227,10 @@ class Layout:
             self._tensor(self._windows(group)),
         )
 
-    def _sizes(self, t: int, ends: bool) -> np.ndarray:
-        """(1,), the number of positions of a step."""
-        R, slot = len(self.sentences[t]), self.filled(t) if self.in_context else 0
-        return np.array([int(self.lengths[self.sentences[t]].sum()) + R * (slot + 1 + ends)])
-
     def _windows(self, group: list[int]) -> np.ndarray:
         """Thoughts are numbered step by step, counting only those that a next sentence reads."""
         most = max(self.filled(t) for t in group)
-        after = [len(of) for of in self.sentences[1:]]
-        begins = np.cumsum([0, *after])
+        begins = np.cumsum([0, *(len(of) for of in self.sentences[1:])])
         found = []
         for t in group:
             R, n = len(self.sentences[t]), self.filled(t)

@@ -57,7 +57,8 @@ class Reading:
     def run(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Embeddings (N, C) to hidden states (q, C), and |r| (sentences,), both in the order of the batch."""
         network, layout = self.network, self.layout
-        self.whole_rotation, layers = network.rotation(x), range(network.config.depth)
+        self.whole_rotation = network.rotation(torch.arange(network.config.positions_of_row), x)
+        layers = range(network.config.depth)
         self.ranks = network.ranks(layers, x)
         states, thoughts, lengths = self._sentence_steps(x)
         hidden = torch.cat(self._later_blocks(states, thoughts))
@@ -86,7 +87,7 @@ class Reading:
             lengths.append(length)
             if t + 1 == len(layout.widths) or not c.recurrent:
                 continue
-            seed = (thought.detach() if c.detach else thought)[: layout.goes_on[t]]
+            seed = (thought.detach() if c.detach else thought)[: layout.widths[t + 1]]
             thoughts.append(seed)
             for layer in layers:
                 projected[layer].append(network.stack[layer].memory.project(seed))  # type: ignore[union-attr]

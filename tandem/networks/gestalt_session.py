@@ -26,7 +26,6 @@ from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
 from tandem.networks.network import aligned
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
-from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, prefix
 
 if TYPE_CHECKING:
@@ -221,10 +220,7 @@ class SessionReader:
         in_front = column < slots
         places = np.where(in_front, column, column - slots + (c.memory if c.in_context else 0))
         self.places = torch.from_numpy(places).to(self.device)
-        self.rotation: Rotation | None = network.rotation(network.table.weight)
-        if self.rotation is not None:
-            self.rotation.cos_TD = self.rotation.cos_TD[self.places]
-            self.rotation.sin_TD = self.rotation.sin_TD[self.places]
+        self.rotation = network.rotation(self.places, network.table.weight)
         known = np.zeros_like(rows) if c.in_context else session.known[rows]
         self.filled = torch.from_numpy(np.repeat(known > 0, lengths)[:, None]).to(self.device)
         cell = np.repeat(np.arange(R), lengths) * L + ranges(np.zeros_like(lengths), lengths)

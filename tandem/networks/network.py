@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
-from tandem.nn.block import Block, compile_blocks
+from tandem.nn.block import compile_blocks
 from tandem.nn.head import compiled, nll_sums, token_nll
 from tandem.nn.init import Embedding, roles
 from tandem.nn.moe import Routing, mixture_terms
@@ -89,6 +89,8 @@ class Network(nn.Module):
     """Embeddings of token ids; a network that wraps another has none of its own."""
     sentinels: int = 0
     """Ids of its table that stand for what was cut out of a text."""
+    rows_vary: ClassVar[bool] = False
+    """Whether its blocks read rows of any length in training: one compiled graph then serves all lengths."""
 
     def __init__(self, config: Any, vocabulary: int, context: int):
         super().__init__()
@@ -247,7 +249,7 @@ class Network(nn.Module):
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
         """Compiles the blocks and, on CUDA, the head for training; scoring and decoding stay eager."""
         self.head_kernel = compiled(backend)
-        compile_blocks([block for block in self.blocks if isinstance(block, Block)], backend)
+        compile_blocks(self.blocks, backend, self.rows_vary)
         return self
 
     @staticmethod

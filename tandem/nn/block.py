@@ -14,7 +14,7 @@ Several streams of one text are rows of one x: a block sees more rows, and the r
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
 import torch
@@ -131,9 +131,7 @@ class Block(nn.Module):
         With `asking`, only those rows are updated; the others serve as keys and values alone. `drop` is the dropout
         rate of what is added to x. A mixture of experts reports its routing to `tell`.
         """
-        # Compiled graphs serve training only: scoring and decoding come in many shapes, each a compilation.
-        compiled = self.kernels if torch.is_grad_enabled() else None
-        project, finish, project_apart = compiled or self.parts()
+        project, finish, project_apart, *_ = current_parts(self)
         if asking is None:
             q, k, v = project(self, x, reader.rotation)
         else:
@@ -204,7 +202,12 @@ def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tens
     return heads.transpose(1, 2).to(dtype)
 
 
-def compile_blocks(blocks: list[Block], backend: str, dynamic: bool = False) -> None:
+def current_parts(block: Any) -> tuple[Callable, ...]:
+    """The functions of a block; compiled ones serve training only, as other work comes in many shapes."""
+    return (block.kernels if torch.is_grad_enabled() else None) or block.parts()
+
+
+def compile_blocks(blocks: Iterable[Any], backend: str, dynamic: bool = False) -> None:
     """Gives all `blocks` of a kind the same compiled graphs: parameters are inputs of the graph, not part of it.
 
     `dynamic`: one graph serves rows of any length.

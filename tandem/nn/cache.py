@@ -58,20 +58,17 @@ class Cache:
     @property
     def held(self) -> Tensor | None:
         """Entries that the next append will see, (2, B, G, N, D); None before the first append."""
-        return None if self.kv is None else self._held(self.kv)
+        return None if self.kv is None else self.kv[:, :, :, self.end - len(self) : self.end]
 
     def fork(self, rows: Tensor | None = None, entries: int | None = None) -> "Cache":
         """An independent continuation of all rows or those in `rows`, (N,), with all or the first `entries` entries.
 
         With all rows, storage is shared until the first append, which copies the entries.
         """
-        if self.kv is None:
+        if self.held is None:
             return Cache(self.window)
-        held = rows_of_state(self._held(self.kv)[:, :, :, :entries], rows, dim=1)
+        held = rows_of_state(self.held[:, :, :, :entries], rows, dim=1)
         return Cache(self.window, held, 0, held.shape[3])
-
-    def _held(self, kv: Tensor) -> Tensor:
-        return kv[:, :, :, self.end - len(self) : self.end]
 
     def _make_room(self, like_BGTD: Tensor, T: int) -> None:
         held = self.end - self.start
@@ -100,8 +97,8 @@ class FixedCache:
     @classmethod
     def of(cls, cache: Cache, count: int, capacity: int, clock: Tensor) -> "FixedCache":
         """The contents of `cache`, the newest of `count` entries, with room for `capacity` in total."""
-        assert cache.kv is not None
-        held, window = cache._held(cache.kv), cache.window
+        held, window = cache.held, cache.window
+        assert held is not None
         B, G, N, D = held.shape[1:]
         fixed = cls(held.new_zeros(2, B, G, capacity if window is None else 2 * (window + 1), D), clock, window)
         fixed._put(torch.arange(count - N, count, device=held.device), held)

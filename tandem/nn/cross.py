@@ -14,10 +14,9 @@ Shapes: B rows, T tokens, N latents, C width, H heads, G key heads, D head width
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
-from tandem.nn.block import Block, BlockConfig, Reader, heads_of, linear_work
+from tandem.nn.block import Block, BlockConfig, Reader, current_parts, heads_of, linear_work
 from tandem.nn.init import Linear
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
@@ -47,7 +46,7 @@ class CrossBlock(Block):
 
     def forward(self, x: Tensor, reader: CrossReader, **_: Any) -> Tensor:  # type: ignore[override]
         """x (B, T, C) to (B, T, C)."""
-        project, ask, finish = (self.kernels if torch.is_grad_enabled() else None) or self.parts()
+        project, ask, finish = current_parts(self)
         q, k, v = project(self, x, reader.rotation)
         x, q = ask(self, x, reader(self.layer, q, k, v), reader.rotation)
         return finish(self, x, reader.cross(self, q))

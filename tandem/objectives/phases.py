@@ -59,11 +59,11 @@ class Phases:
 
     def positions(self, step: int) -> int:
         """Positions computed before `step`: what the network counts as tokens."""
-        return sum(steps * phase.view.rows * phase.view.context for phase, steps in self._before(step))
+        return sum(steps * phase.view.rows * phase.view.context for phase, steps in self.before(step))
 
     def flops(self, cost: Cost, step: int) -> int:
         """Training FLOPs spent before `step`."""
-        return sum(phase.flops(cost, steps) for phase, steps in self._before(step))
+        return sum(phase.flops(cost, steps) for phase, steps in self.before(step))
 
     def stretch(self, step: int) -> tuple[int, int | None]:
         """First and last step (exclusive) of the learning-rate schedule at `step`; None: the end of the run."""
@@ -71,7 +71,8 @@ class Phases:
         place = bisect.bisect_right(firsts, step)
         return firsts[place - 1], firsts[place] if place < len(firsts) else None
 
-    def _before(self, step: int) -> list[tuple[Phase, int]]:
+    def before(self, step: int) -> list[tuple[Phase, int]]:
+        """The phases that begin before `step`, each with the number of its steps before that."""
         lasts = [*(phase.first for phase in self.phases[1:]), step]
         return [(p, min(last, step) - p.first) for p, last in zip(self.phases, lasts, strict=True) if p.first < step]
 

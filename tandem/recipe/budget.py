@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from tandem.recipe.settings import UserError
 
@@ -40,3 +43,7 @@ def parse_budget(text: str) -> Budget:
     if unit in ("tokens", "steps") and amount % 1:
         raise UserError(f"{unit} come whole")
     return Budget(amount, unit)
+
+
+BudgetText = Annotated[str, BeforeValidator(lambda text: str(parse_budget(str(text))))]
+"""A budget as an option: read by `parse_budget`, kept as text in its one spelling."""

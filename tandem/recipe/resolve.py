@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from tandem.recipe.budget import Budget, parse_budget
+from tandem.recipe.budget import Budget, BudgetText, parse_budget
 from tandem.recipe.document import (
     DEFAULT,
     DERIVED,
@@ -33,13 +33,8 @@ class Run(Settings):
 
     seed: int = Field(1337, ge=0)
     """Determines the initial weights, the order of the documents and every other random draw."""
-    budget: str
+    budget: BudgetText
     """What training may spend, such as 5e9 tokens (units: tokens, flops, seconds, minutes, hours, steps)."""
-
-    @field_validator("budget", mode="before")
-    @classmethod
-    def _canonical(cls, text: Any) -> str:
-        return str(parse_budget(str(text)))
 
 
 class NoSection(AttributeError):

@@ -20,12 +20,12 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     options = {key: value for key, value in written.items() if key.startswith("network.")}
     name = options.pop("network.name")
     network = ", ".join(f"{key.removeprefix('network.')} {value}" for key, value in options.items())
-    roles = sorted(cost.parameters.items(), key=lambda item: -item[1])
+    by_role = sorted(cost.parameters.items(), key=lambda item: -item[1])
     flops = cost.training(batch.context, parts=run.view.at(0).parts)
     by_part = " + ".join(f"{part} {scaled(n / batch.context)}" for part, n in flops.items())
     return {
         "network": f"{name}: {network}",
-        "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in roles),
+        "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
         f"{len(run.corpus.train):,} documents, {run.rows.of_run(run.steps).words}",
@@ -79,13 +79,10 @@ def _sources(run: "Run") -> str:
 
 def _phases(run: "Run") -> str:
     """Steps by phase, and the positions that the network computes where their number is not that of the tokens."""
-    phases = run.view.phases
-    lasts = [*(phase.first for phase in phases[1:]), run.steps]
     parts = [
-        f"{last - phase.first:,} steps of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
+        f"{steps:,} steps of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
         + (f" ({phase.note})" if phase.note else "")
-        for phase, last in zip(phases, lasts, strict=True)
-        if last > phase.first
+        for phase, steps in run.view.before(run.steps)
     ]
     latent = run.view.positions(run.steps)
     return " + ".join(parts) + (f" = {scaled(latent)} positions" if latent != run.tokens(run.steps) else "")

@@ -23,5 +23,5 @@ def test_a_bundle_keeps_what_is_named_with_what_it_names():
     source = files["tandem_nn_rope.py"]
     assert "def rotate" in source and "class Rotation" not in source
     assert "from torch import Tensor" in source and "\nPairing = " in source
-    with pytest.raises(LookupError, match="field_validator"):
+    with pytest.raises(LookupError, match="BeforeValidator"):
         bundle({"tandem.recipe.resolve": {"Run"}})

@@ -234,7 +234,7 @@ def test_forward(base, name):
 
 def of_step(layout, t):
     """(streams, step) of the thoughts of a step that a next sentence reads, in their order."""
-    of = layout.sentences[t][: layout.goes_on[t]]
+    of = layout.sentences[t][: (*layout.widths[1:], 0)[t]]
     ends = layout.first + layout.counts
     streams = torch.tensor([int(((layout.first <= s) & (s < ends)).nonzero()[0][0]) for s in of], dtype=torch.long)
     return streams, torch.full_like(streams, t)
