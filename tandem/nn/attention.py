@@ -41,7 +41,9 @@ Groups = tuple[Span, ...]
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Keys and values (B, G, N, D), G dividing H, and who reads them: a span, or one per group of queries."""
+    """Keys and values (B, G, N, D), G dividing H, and who reads them: a span, or one per group of queries.
+
+    G and D are the same for all sources of a call."""
 
     k: Tensor
     v: Tensor
@@ -258,12 +260,13 @@ def _check_tensors(queries: tuple[Tensor, ...], sources: Sequence[Source], plan:
         raise ValueError(f"queries on {queries[0].device} and a plan for {plan.device}; give plan_attention the device")
     if len(sources) != len(plan.keys):
         raise ValueError(f"{len(sources)} sources, but the plan has {len(plan.keys)}")
+    G = sources[0].k.shape[1]
     for i, (source, planned, N) in enumerate(zip(sources, plan.spans, plan.keys, strict=True)):
-        G, k, v = source.k.shape[1], source.k, source.v
+        k, v = source.k, source.v
         if k.shape != (B, G, N, D) or v.shape != k.shape or H % G:
             raise ValueError(
                 f"source {i}: keys {tuple(k.shape)} and values {tuple(v.shape)} beside queries {(B, H, T, D)}; "
-                f"both should be {(B, 'G', N, D)} with G dividing {H}"
+                f"both should be {(B, 'G', N, D)} with G dividing {H}, the same for every source"
             )
         if k.dtype != queries[0].dtype or v.dtype != k.dtype:
             raise ValueError(f"source {i}: keys {k.dtype}, values {v.dtype} and queries {queries[0].dtype}; use one")

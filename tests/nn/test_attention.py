@@ -207,6 +207,7 @@ def test_tensors_that_do_not_fit_the_plan_are_refused():
         (lambda: attend(q, [source, source], plan=plan), "2 sources"),
         (lambda: attend(q, [Source(k, v[:, :1], span)], plan=plan), "source 0: keys"),
         (lambda: attend(q[:, :3], [source], plan=plan), "G dividing 3"),
+        (lambda: attend(q, [source, Source(k[:, :1], v[:, :1], span)]), "source 1: keys .* the same for every source"),
         (lambda: attend(q, [Source(k.float(), v.float(), span)], plan=plan), "float32.*float64"),
         (lambda: attend(q, [Source(k, v, Span(span.lo, span.hi))], plan=plan), "not the one that was planned"),
         (lambda: attend(q, [source], plan=plan, backend="tiled"), "name it in plan_attention"),
