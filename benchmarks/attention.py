@@ -8,13 +8,12 @@ its 2T x 2T mask, the double decoder's generation layer with a T x 2T mask, and 
 Six minutes on one quiet core.
 """
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from torch import Tensor
 
 from tandem.nn.attention import Source, attend, plan_attention
@@ -106,7 +105,7 @@ def kept(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--out")
     arguments.add_argument("--threads", type=int, default=1)
     given = arguments.parse_args()
@@ -140,8 +139,7 @@ def main() -> None:
         dense, tiled = map(kept, build(2048, 1, number))
         print(f"  {title:<48} {dense:5.0f} / {tiled:.0f}")
         records.append({"what": f"MiB kept, dense mask / tiled: {title}, B 1 T 2048", "MiB": [dense, tiled]})
-    if given.out:
-        write(given.out, records)
+    write(given.out, records)
 
 
 if __name__ == "__main__":

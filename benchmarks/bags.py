@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import Steps, growth, one_document
 
 from tandem.corpus import IGNORE, Batch
@@ -51,7 +51,7 @@ def extra_memory(bag, dtype, rows):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--bag", type=int, default=8)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
@@ -75,10 +75,9 @@ def main():
     grown = [int(subprocess.check_output([*command, str(bag)])) for bag in (given.bag, 1)]
     print(f"  extra peak memory {grown[0] / grown[1]:.3f} x   {grown[0]:,} / {grown[1]:,} bytes")
     memory = {"what": f"extra peak memory, {what}", "ratio": grown[0] / grown[1], "bytes": grown}
-    if given.out:
-        timed |= {"dtype": given.dtype, "compiled": not given.eager}
-        memory |= {"dtype": given.dtype, "compiled": False}  # as `extra_memory` builds its step
-        write(given.out, [timed, memory])
+    timed |= {"dtype": given.dtype, "compiled": not given.eager}
+    memory |= {"dtype": given.dtype, "compiled": False}  # as `extra_memory` builds its step
+    write(given.out, [timed, memory])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ evicted from the processor's cache. Fails below 20 x. A step computes little and
 nothing from a second thread and loses much by it when the second core is busy: try --threads 1.
 """
 
-import argparse
 import sys
 from typing import Any
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 
 from tandem.corpus import Batch
 from tandem.networks.decoder import Decoder
@@ -22,7 +21,7 @@ LENGTH, STEPS, REQUIRED = 512, 8, 20
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--threads", type=int)
     arguments.add_argument("--out")
@@ -55,8 +54,7 @@ def main() -> int:
     record["ratio_per_step"] = STEPS * record["ratio"]
     low, high = (STEPS * quartile for quartile in record["quartiles"])
     print(f"  for one step {record['ratio_per_step']:.1f} x  [{low:.1f}, {high:.1f}]; required {REQUIRED} x")
-    if options.out:
-        write(options.out, [record])
+    write(options.out, [record])
     return 0 if record["ratio_per_step"] >= REQUIRED else 1
 
 

@@ -18,7 +18,6 @@ prefix  Time to the first logits of a second request with the same first 1,024 t
 Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time depends on other processes.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import Steps, one_document
 
 from tandem.corpus.partition import PartitionConfig, training_blocks
@@ -151,7 +150,7 @@ PARTS = {"work": work, "step": step, "decode": decode, "prefix": prefix}
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--eager", action="store_true")
@@ -160,8 +159,7 @@ def main() -> int:
     torch.set_num_threads(1)
     print(header())
     records = [record for part in options.only for record in PARTS[part](options)]
-    if options.out:
-        write(options.out, records)
+    write(options.out, records)
     asked = [record for record in records if "required" in record]
     missed = [r for r in asked if (r["ratio"] > r["required"]) is r["at_most"]]
     print(f"{len(missed)} of {len(asked)} requirements missed")

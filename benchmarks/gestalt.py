@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import DEVICE, growth
 
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
@@ -114,7 +114,7 @@ def memory() -> dict[str, Any]:
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--pairs", type=int, default=10)
     arguments.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     arguments.add_argument("--compile", action="store_true")
@@ -131,8 +131,7 @@ def main():
     clock = time.process_time if options.cpu_time else time.perf_counter
     records = [speed(getattr(torch, dtype), options.pairs, options.compile, clock) for dtype in options.dtype]
     records.append(memory())
-    if options.out:
-        write(options.out, records)
+    write(options.out, records)
 
 
 if __name__ == "__main__":

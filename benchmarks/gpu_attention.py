@@ -16,7 +16,6 @@ channels in heads of 64 or 128, bfloat16.
 --tiny: a few tokens and heads, on any device; on a CPU the kernels run in Triton's interpreter.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import append, compile_each_shape, header, machine, time_arms, told
+from machine import append, compile_each_shape, header, machine, options_of, time_arms, told
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -204,7 +203,7 @@ def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
     arguments.add_argument("--lengths", nargs="+", type=int, help="of T; all of them")

@@ -16,7 +16,6 @@ Steps are those of a trainer without logging: autocast, chunked head, fused Adam
 asked (another view, no fixed session) is recorded with the reason. --tiny: a few channels, on any device.
 """
 
-import argparse
 import contextlib
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import append, compile_each_shape, header, machine, time_arms, told
+from machine import append, compile_each_shape, header, machine, options_of, time_arms, told
 from torch import Tensor
 
 import tandem.networks  # noqa: F401 - registers them
@@ -266,7 +265,7 @@ PARTS = {part.__name__: part for part in (steps, decode, heads, bags, passes)}
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("parts", nargs="+", choices=PARTS)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--networks", nargs="+", help="of steps and decode; all that are registered")

@@ -11,14 +11,13 @@ Candidates are shapes that fit in registers, or nearly, with two or three progra
 The best go into `HALF` of tandem/nn/attention_triton.py.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_attention import DEVICE, MASKS, documents
-from machine import append, header, machine, time_arms
+from machine import append, header, machine, options_of, time_arms
 from torch import Tensor
 
 from tandem.nn import attention_triton
@@ -100,7 +99,7 @@ def measure(out: Path, mask: str, D: int, options: Any) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--masks", nargs="+", choices=TIMED, default=list(TIMED))
     arguments.add_argument("--widths", nargs="+", type=int, choices=list(CANDIDATES), default=list(CANDIDATES))

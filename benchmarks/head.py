@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import DEVICE, growth
 from torch.nn import functional as F
 
@@ -66,7 +66,7 @@ def extra_memory(arm, dtype):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments.add_argument("--out")
@@ -94,8 +94,7 @@ def main():
         print(f"  extra peak memory {ratio:.3f} x   {grown[new]:,} / {grown[old]:,} bytes")
         memory = {"what": f"extra peak memory, {what}", "ratio": ratio, "bytes": [grown[new], grown[old]]}
         records += [record | settings, memory | settings]
-    if given.out:
-        write(given.out, records)
+    write(given.out, records)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The two runs of a pair follow each other, in alternating order, so that whatever
 the result is the median of the pairs' ratios with its quartiles, never the ratio of two averages.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -138,9 +139,15 @@ def append(path: Path, record: dict) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def write(path: str, records: list[dict]) -> None:
-    """JSON lines: the machine, then one record a line."""
-    Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))
+def write(path: str | None, records: list[dict]) -> None:
+    """JSON lines: the machine, then one record a line; without a path, nothing."""
+    if path:
+        Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))
+
+
+def options_of(text: str | None) -> argparse.ArgumentParser:
+    """A parser of options, whose help begins with `text` as it stands."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _time(run: Callable[[], Any], clock: Callable[[], float]) -> float:

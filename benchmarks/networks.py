@@ -7,11 +7,10 @@ document, bfloat16 where the device has it, compiled per block; the needed ratio
 float32: a prompt of 512 tokens, then eight steps from there. Interleaved pairs in one process.
 """
 
-import argparse
 from typing import Any
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import DEVICE, Steps, one_document
 
 import tandem.networks  # noqa: F401 - registers them
@@ -67,7 +66,7 @@ def generating(name, settings, rows, pairs):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--networks", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     arguments.add_argument("--context", type=int, default=1024)
     arguments.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="of generation")
@@ -82,8 +81,7 @@ def main():
         records.append(training(name, settings, options.context, options.pairs, not options.eager))
         for rows in options.rows:
             records += generating(name, settings, rows, options.pairs)
-    if options.out:
-        write(options.out, records)
+    write(options.out, records)
 
 
 if __name__ == "__main__":

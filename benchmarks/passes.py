@@ -27,7 +27,7 @@ import time
 from typing import Any
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from steps import Steps, growth, one_document
 
 from tandem.analysis.pointer_chasing import BLOCK
@@ -143,7 +143,7 @@ PARTS = {"step": step, "memory": memory, "streaming": streaming, "decode": decod
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--tiny", action="store_true", help="a few channels: to see that it runs")
@@ -158,8 +158,7 @@ def main() -> int:
         return 0
     print(header())
     records = [record for part in options.only for record in PARTS[part](options)]
-    if options.out:
-        write(options.out, records)
+    write(options.out, records)
     asked = [record for record in records if "required" in record]
     missed = [record for record in asked if record["ratio"] > record["required"]]
     print(f"{len(missed)} of {len(asked)} requirements missed")

@@ -10,14 +10,13 @@ picture show all lines so far; an arm with a line is not run again. On a CPU one
 CPU time. `--measure` times five steps of every arm and prints how long each arm would take at most.
 """
 
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
 
 import torch
-from machine import append, header, machine
+from machine import append, header, machine, options_of
 
 from tandem.analysis.pointer_chasing import PUBLISHED, SOLVED, learn, settings, solved
 from tandem.networks.context_ready import ContextReady
@@ -114,7 +113,7 @@ def show(records, folder) -> None:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--size", default="small", choices=PUBLISHED)
     arguments.add_argument("--arms", default="bptt,1,2,4")
     arguments.add_argument("--steps", type=int, default=3000)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import header, machine, quartiles
+from machine import header, machine, options_of, quartiles
 
 from tandem.corpus.prepare import BATCH, Corpus, prepare
 from tandem.corpus.sources import find_sources
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--texts", nargs="+", required=True)
     parser.add_argument("--tokenizer", nargs="*", default=[])
     parser.add_argument("--megabytes", type=int, default=100, help="of text, shared evenly by the files")

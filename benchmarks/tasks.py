@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lm_eval.models.huggingface import HFLM
-from machine import header, write
+from machine import header, options_of, write
 
 from tandem.evaluation.harness import Harness, run_tasks
 from tandem.evaluation.task_files import read_tasks
@@ -19,7 +19,7 @@ from tandem.export.weights import load_exported
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("models", nargs="+", type=Path, help="exported folders")
     arguments.add_argument("--tasks", default="hellaswag,arc_easy,piqa,lambada_openai")
     arguments.add_argument("--limit", type=int, default=200)
@@ -28,8 +28,7 @@ def main() -> int:
     options = arguments.parse_args()
     print(header())
     records = [record for model in options.models for record in compare_ways(model, options)]
-    if options.out:
-        write(options.out, records)
+    write(options.out, records)
     return int(any(record["items that differ"] or record["metrics that differ"] for record in records))
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from machine import compare, header, write
+from machine import compare, header, options_of, write
 from minimal import Minimal, Stepper, copy_weights
 from steps import DEVICE, Steps, growth, one_document
 
@@ -63,7 +63,7 @@ def losses(steps):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = options_of(__doc__)
     arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--loss-steps", type=int, default=200)
     arguments.add_argument("--out")
@@ -87,8 +87,7 @@ def main():
         f"losses of {given.loss_steps} steps, float32: at most {apart:.1e} apart ({time.perf_counter() - began:.0f} s)"
     )
     records.append({"what": f"largest difference of losses, {given.loss_steps} steps, float32", "nats": apart})
-    if given.out:
-        write(given.out, records)
+    write(given.out, records)
 
 
 if __name__ == "__main__":
