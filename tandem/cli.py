@@ -7,7 +7,6 @@ traceback.
 """
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -78,12 +77,6 @@ def _tandem(
     """Pretrain language models in ways that split one job in two, and compare them. Start with `tandem show`."""
 
 
-def _fill() -> None:
-    """Import every part of Tandem that registers classes."""
-    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
-        importlib.import_module(f"tandem.{part}")
-
-
 @main.command()
 def show(
     what: Annotated[str | None, typer.Argument(help="A section, a choice, a recipe, a study, or `mask`.")] = None,
@@ -102,7 +95,6 @@ def show(
     """
     from tandem.recipe import explain, overview
 
-    _fill()
     if what is None:
         print(overview())
     elif what == "mask":
@@ -119,8 +111,9 @@ def show(
 def _masks(what: str = "", *overrides: str) -> str:
     """Every span of a network, drawn for an example row."""
     from tandem.nn.drawing import STARTS, draw_span
-    from tandem.recipe import UserError, configure, did_you_mean, load, recipes, registered
+    from tandem.recipe import UserError, configure, did_you_mean, load, recipes, register_all, registered
 
+    register_all()
     networks = registered("network")
     if what in networks:
         network, config = networks[what], configure("network", what, overrides)
@@ -151,7 +144,6 @@ def prepare_text(
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte against what was written.")] = False,
 ) -> None:
     """Turn the text of a recipe into a prepared corpus; `train` does it too."""
-    _fill()
     from tandem.comparison.pretrain import prepared
     from tandem.recipe import load
 
@@ -167,7 +159,6 @@ def prepare_text(
 @main.command()
 def plan(recipe: str, overrides: Overrides = None) -> None:
     """Show what a run would do and cost: every value with its origin, FLOPs, and measured memory and time."""
-    _fill()
     from tandem.comparison.pretrain import plan as planned
     from tandem.recipe import load
 
@@ -186,7 +177,6 @@ def train(
     \b
     torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
     """
-    _fill()
     from tandem.recipe import load
 
     _train(
@@ -203,7 +193,6 @@ def convert(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
     """Make a trained decoder context-ready, at first computing the same function, and train it further."""
-    _fill()
     from tandem.comparison.trained import converted
 
     _train(
@@ -242,7 +231,6 @@ def compare(
 
     Started several times, on one machine or on many that share the folder, the commands divide the runs among them.
     """
-    _fill()
     from tandem.comparison import grid
     from tandem.training.health import Stopped
 
@@ -279,7 +267,6 @@ def evaluate(
     tandem evaluate RUN --tasks hellaswag,piqa,ood            tasks and texts under $TANDEM_DATA
     tandem evaluate RUN --tasks hf:sciq --limit 200           a task that reads the hub
     """
-    _fill()
     from tandem.comparison import trained
     from tandem.recipe import UserError
 
@@ -323,7 +310,6 @@ def generate(
     tandem generate RUN "Once upon a time"
     tandem generate RUN --file prompts.txt --json > texts.jsonl
     """
-    _fill()
     from tandem.comparison import trained
     from tandem.comparison.prompts import read_prompts
     from tandem.recipe import UserError
@@ -344,7 +330,6 @@ def analyse(
     step: AtStep = None,
 ) -> None:
     """Run an analysis; its record and picture go to RUN/analysis, or to ./analysis for a recipe."""
-    _fill()
     from tandem.comparison import trained
 
     print(trained.analyse(name, run, options or [], unfinished, step))
@@ -359,7 +344,6 @@ def import_model(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
     """Make a run from a decoder trained elsewhere: to evaluate it, convert it, train it further or compare it."""
-    _fill()
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
@@ -371,7 +355,6 @@ def import_model(
 @main.command()
 def export(run: RunPath, folder: Path, unfinished: Unfinished = False, step: AtStep = None) -> None:
     """Write a run's model as a folder that transformers reads, with or without Tandem installed."""
-    _fill()
     from tandem.comparison import trained
 
     print(trained.write_model(run, folder, unfinished, step))

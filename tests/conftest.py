@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typed
 
-from tandem import cli
+from tandem.recipe import register_all
 
 SENTENCE = "the cat dog bird sees hears likes a small large red blue house tree river and then sleeps runs"
 WORDS = SENTENCE.split()
@@ -14,7 +14,7 @@ WORDS = SENTENCE.split()
 
 def pytest_collection() -> None:
     """Registers all that a recipe can name where tests run; the process that distributes them does not wait for it."""
-    cli._fill()
+    register_all()
 
 
 def story(number: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 from typer.testing import CliRunner
 
-from tandem import cli
+from tandem import cli, recipe
 from tandem.recipe import Settings, UserError, recipes, register, settings
 
 
@@ -19,7 +19,6 @@ def command(monkeypatch, tmp_path):
     """Runs the command over a small registry of its own, in an empty directory; gives (exit code, output, errors)."""
     monkeypatch.setattr(settings, "_registry", {})
     monkeypatch.setattr(settings, "_default_names", {})
-    monkeypatch.setattr(cli, "_fill", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     class Span:
@@ -151,20 +150,20 @@ def test_wrong_usage_is_exit_code_2_too(command, args):
 
 
 def raising(error):
-    def fill():
+    def overview():
         raise error
 
-    return fill
+    return overview
 
 
 def test_an_interrupt_is_one_line_and_exit_code_130(command, monkeypatch):
-    monkeypatch.setattr(cli, "_fill", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(recipe, "overview", raising(KeyboardInterrupt()))
     assert command("show") == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES])
 def test_what_a_disk_refuses_is_told_with_its_cure(command, monkeypatch, number):
-    monkeypatch.setattr(cli, "_fill", raising(OSError(number, "not here", "runs/mine/plan.json")))
+    monkeypatch.setattr(recipe, "overview", raising(OSError(number, "not here", "runs/mine/plan.json")))
     code, out, errors = command("show")
     assert (code, out) == (2, "") and errors.startswith("runs/mine/plan.json: not here; make ")
     assert errors.endswith(" and start the same command again\n")
@@ -175,11 +174,11 @@ BUGS = [ValueError("a bug"), KeyError("a bug"), AssertionError("a bug"), OSError
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_not_hidden(command, monkeypatch, bug):
-    monkeypatch.setattr(cli, "_fill", raising(bug))
+    monkeypatch.setattr(recipe, "overview", raising(bug))
     with pytest.raises(type(bug), match="a bug"):
         command("show")
 
 
 def test_a_message_of_several_lines_is_printed_whole(command, monkeypatch):
-    monkeypatch.setattr(cli, "_fill", raising(UserError("one\ntwo")))
+    monkeypatch.setattr(recipe, "overview", raising(UserError("one\ntwo")))
     assert command("show") == (2, "", "one\ntwo\n")

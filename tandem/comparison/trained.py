@@ -25,7 +25,7 @@ from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, registered
+from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
@@ -121,6 +121,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
 
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
+    register_all()
     known = registered("analysis")
     if name not in known:
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")

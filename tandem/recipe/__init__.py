@@ -42,6 +42,7 @@ from tandem.recipe.settings import (
     describe,
     did_you_mean,
     register,
+    register_all,
     registered,
     require,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "parse_budget",
     "recipes",
     "register",
+    "register_all",
     "registered",
     "require",
 ]

@@ -18,6 +18,7 @@ from tandem.recipe.settings import (
     describe,
     did_you_mean,
     is_choice,
+    register_all,
     registered,
     settings_in,
 )
@@ -28,6 +29,7 @@ KINDS = (*SECTIONS, "analysis")
 
 def overview() -> str:
     """Every section with its choices, every recipe."""
+    register_all()
     rows: list[tuple[str, str]] = []
     for kind in KINDS:
         if is_choice(kind):
@@ -51,6 +53,7 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
         path = find(name)
         title = f"{path}  {_comment(path)}".rstrip()
         return f"{title}\n\n{columns(load(name, overrides).table())}"
+    register_all()
     if overrides:
         raise UserError(f"{name} {' '.join(overrides)}: only a recipe takes overrides")
     if name in KINDS and is_choice(name):

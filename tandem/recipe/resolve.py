@@ -25,7 +25,7 @@ from tandem.recipe.document import (
     to_yaml,
 )
 from tandem.recipe.options import RECIPE, as_written, join, origins, read_options
-from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, registered
+from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, register_all, registered
 
 
 class Run(Settings):
@@ -119,11 +119,10 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
 
     Raises: UserError with one line for each of `problems` and each one found here.
     """
+    register_all()
     recipe, trees = Recipe(), [*accumulate(layers, _over, initial=Node({}, DEFAULT))]
     tree = Node(trees[-1].value, origin)
     kinds = list(filter(registered, SECTIONS))
-    if not kinds:
-        raise RuntimeError("nothing is registered; import tandem.networks and the other parts before loading a recipe")
     own = Node({key: node for key, node in tree.value.items() if key not in kinds}, tree.origin)
     _keep("", RECIPE, Run, own, recipe, problems, ["extends", *kinds])
     for kind in kinds:
@@ -167,6 +166,7 @@ def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ())
 
     Raises: UserError as `load` does.
     """
+    register_all()
     problems, recipe = Problems(), Recipe()
     options = {"name": Node(name, OVERRIDE)} if name else {}
     chosen = Node({kind: Node(options, OVERRIDE)}, OVERRIDE)

@@ -85,6 +85,15 @@ def register(kind: str, name: str | None = None, default: bool = False) -> Calla
     return add
 
 
+def register_all() -> None:
+    """Import every part of Tandem that registers classes, so that a recipe means the same whatever was imported before.
+
+    Called when a recipe is read, not when `tandem.recipe` is imported, which all of these parts do.
+    """
+    for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
+        importlib.import_module(f"tandem.{part}")
+
+
 def registered(kind: str) -> dict[str, type]:
     """The classes of a kind by name; a class registered without a name goes by the name of the kind."""
     return {name or kind: cls for name, cls in _registry.get(kind, {}).items()}

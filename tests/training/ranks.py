@@ -129,7 +129,6 @@ def fail_alone(result: Path) -> None:
 
 def stages(specs: list[dict], result: Path) -> None:
     """Trains by each of `specs` in turn and writes what the first process saw as JSON."""
-    cli._fill()
     with joined() as ranks:
         found = [stage(ranks=ranks, **spec) for spec in specs]
         if ranks.is_first:
