@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.progress import TaskProgressColumn
 
+from tandem.analysis.analysis import Analysis
 from tandem.comparison.plots import picture
 from tandem.comparison.pretrain import in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
@@ -126,6 +127,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     if name not in known:
         raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
     cls: Any = known[name]
+    if not issubclass(cls, Analysis):
+        raise TypeError(f"analysis {name}: {cls.__qualname__} has to extend tandem.analysis.analysis.Analysis")
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
     if takes_recipe and step is not None:
         raise UserError(f"{path}: no run here; --step is for runs")

@@ -30,7 +30,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from tandem.recipe import registered
+from tandem.recipe import register_all, registered
 from tandem.testing import bugs
 
 PACKAGE = Path(__file__).parents[1]
@@ -94,15 +94,14 @@ def applied(mutation: Mutation) -> Iterator[None]:
             function.__code__ = code
 
 
-def one_per_network() -> dict[str, Mutation]:
-    """For every registered network, a mutation of its own file that a check of the contract must catch."""
-    import tandem.networks  # noqa: F401 - importing it registers them
-
-    files = {name: inspect.getfile(cls) for name, cls in registered("network").items()}
-    return {
-        name: next(m for m in MUTATIONS if file.endswith(m.file) and not m.test.startswith("tests/"))
-        for name, file in files.items()
-    }
+def of_network(name: str) -> Mutation:
+    """A mutation of the file of a network that a check of the contract must catch. Raises: LookupError if none is."""
+    file = inspect.getfile(registered("network")[name])
+    for mutation in MUTATIONS:
+        if file.endswith(mutation.file) and not mutation.test.startswith("tests/"):
+            return mutation
+    cure = f"put one of {file}, with the check of the contract that catches it, into a file of tandem/testing/bugs/"
+    raise LookupError(f"network {name} has no bug that tests must notice; {cure}")
 
 
 def _codes(code: CodeType) -> dict[str, CodeType]:
@@ -130,10 +129,11 @@ def main() -> int:
     root = PACKAGE.parent
     if not (root / "tests").is_dir():
         parser.error(f"{root} has no tests: run this in a checkout")
-    runpy.run_path(str(root / "conftest.py"))  # before one_per_network imports all else
+    runpy.run_path(str(root / "conftest.py"))  # before register_all imports all else
     torch.set_num_threads(1)
-    chosen = list(one_per_network().values())
-    chosen = [m for m in (chosen if options.one_per_network else MUTATIONS) if options.only in m.name + m.file]
+    register_all()  # also for the forks, which then need not load the libraries that this imports
+    chosen = [*map(of_network, registered("network"))] if options.one_per_network else MUTATIONS
+    chosen = [m for m in chosen if options.only in m.name + m.file]
     survived = []
     with tempfile.TemporaryDirectory() as folder:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")

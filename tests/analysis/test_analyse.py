@@ -13,7 +13,7 @@ from typed import tandem
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.analysis.gradient_roles import GradientRoles, squared_norms
-from tandem.comparison.trained import open_trained
+from tandem.comparison.trained import analyse, open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.recipe import UserError, register, registered
 from tandem.recipe.settings import _registry
@@ -203,6 +203,12 @@ class Listing(Analysis):
 
     def draw(self, record, axes):
         pass
+
+
+def test_an_analysis_extends_the_base_of_all(monkeypatch, tmp_path):
+    monkeypatch.setitem(_registry["analysis"], "bare", SimpleNamespace)
+    with pytest.raises(TypeError, match=r"analysis bare: SimpleNamespace has to extend .*\.Analysis"):
+        analyse("bare", tmp_path, [])
 
 
 def refused(done, *words):

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.recipe import registered
+from tandem.recipe.settings import _registry
 from tandem.testing.cases import cases
 from tandem.testing.contract import CHECKS
-from tandem.testing.mutations import MUTATIONS, applied, one_per_network
+from tandem.testing.mutations import MUTATIONS, applied, of_network
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,10 +19,17 @@ def test_a_mutation_still_fits_the_code_and_names_a_test(mutation):
     assert mutation.test in CHECKS or (ROOT / mutation.test.partition("::")[0]).is_file()
 
 
-@pytest.mark.parametrize(("network", "mutation"), one_per_network().items())
-def test_the_contract_notices_a_bug_in_every_network(network, mutation):
+@pytest.mark.parametrize("network", registered("network"))
+def test_the_contract_notices_a_bug_in_every_network(network):
+    mutation = of_network(network)
     check, tiny = CHECKS[mutation.test], [case for case in cases() if case.name.startswith(network + "-")]
     with applied(mutation), pytest.raises(AssertionError):
         for case in tiny:
             check(case)
     check(case)  # the one that failed
+
+
+def test_a_network_without_a_bug_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setitem(_registry["network"], "mine", Path)
+    with pytest.raises(LookupError, match=r"network mine has no bug .* put one of .*tandem/testing/bugs/"):
+        of_network("mine")
