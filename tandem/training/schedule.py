@@ -13,7 +13,8 @@ Step k of T, from 0; w warm-up steps, d decay steps, f floor as a share of the p
     cosine    f + (1 - f) (1 + cos(pi (k - w) / (T - w))) / 2      for k >= w
     linear    1 - (1 - f) (k - w) / (T - w)                        for k >= w
 
-Where warm-up and decay overlap, in a run that is too short for both, the lower of the two counts.
+Where warm-up and decay overlap, in a run that is too short for both, the lower of the two counts. Past the end the
+rate stays what it is at T.
 """
 
 import math
@@ -64,7 +65,7 @@ class Schedule:
 
     def passed(self, step: int) -> float:
         """Share of the steps after the warm-up that have passed."""
-        return max(0.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return min(1.0, max(0.0, (step - self.warmup) / max(1, self.steps - self.warmup)))
 
 
 @register("schedule", "wsd", default=True)
@@ -80,7 +81,7 @@ class WSD(Schedule):
     def after_warmup(self, step: int) -> float:
         decay = in_steps(self.config.decay, self.steps)  # type: ignore[attr-defined]
         floor = self.config.floor
-        return floor + (1 - floor) * min(1.0, (self.steps - step) / decay if decay else 1.0)
+        return floor + (1 - floor) * min(1.0, max(0, self.steps - step) / decay if decay else 1.0)
 
 
 @register("schedule", "wsd_by_tokens")

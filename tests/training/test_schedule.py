@@ -108,3 +108,9 @@ def test_a_length_is_whole_steps_or_a_share_below_one(key):
         load("decoder/tiny", ["schedule.name=wsd", f"schedule.{key}=2000.0"])
     made = [load("decoder/tiny", ["schedule.name=wsd", f"schedule.{key}={length}"]).schedule for length in (2000, 0.5)]
     assert [getattr(schedule, key) for schedule in made] == [2000, 0.5]
+
+
+@pytest.mark.parametrize(("schedule", "end"), [(WSD, 0.0), (Cosine, 0.1), (Linear, 0.1), (WSDByTokens, 0.1)])
+def test_past_the_end_the_rate_stays(schedule, end):
+    config = {} if schedule is WSDByTokens else {"warmup": 10}
+    assert rates(schedule, config, 1000, 1.0, [1000, 1001, 1500]) == pytest.approx([end] * 3)
