@@ -109,13 +109,15 @@ class Difference:
         return self.mean - half, self.mean + half
 
     def power(self, level: float, effect: float | None = None, seeds: int | None = None) -> float:
-        """Probability that a study with this number of seeds detects a true difference of `effect`.
+        """Probability that a study with this number of seeds detects a true difference of `effect`; NaN with one seed.
 
         By default for the difference and the seeds found. From the noncentral t distribution with Satterthwaite's
         degrees of freedom, beyond the critical value of the test at the variances found.
         """
         special = require("scipy.special", "statistics")
         seeds = seeds or self.seeds
+        if not self.is_testable or seeds < 2:
+            return math.nan
         a, b = self.seed_variance * self.seeds / seeds, self.document_variance
         scales = (math.sqrt(a), seeds - 1), (math.sqrt(b), self.document_freedom)
         error = math.sqrt(a + b)
@@ -293,9 +295,16 @@ class Outcome(NamedTuple):
 
 
 def welch_lower(a: Sample, b: Sample, margin: float = 0.0) -> Outcome:
-    """Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b` plus `margin`."""
-    v_a, v_b = a.deviation**2 / a.n, b.deviation**2 / b.n
-    t = (a.mean - b.mean - margin) / math.sqrt(v_a + v_b)
+    """Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b` plus `margin`.
+
+    All NaN where a sample has one value; where neither varies, p is 0 or 1, and the degrees of freedom are NaN.
+    """
+    if min(a.n, b.n) < 2:
+        return Outcome(math.nan, math.nan, math.nan)
+    v_a, v_b, shift = a.deviation**2 / a.n, b.deviation**2 / b.n, a.mean - b.mean - margin
+    if v_a + v_b == 0:
+        return Outcome(math.copysign(math.inf, shift) if shift else 0.0, math.nan, float(shift >= 0))
+    t = shift / math.sqrt(v_a + v_b)
     freedom = (v_a + v_b) ** 2 / (v_a**2 / (a.n - 1) + v_b**2 / (b.n - 1))
     return Outcome(t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t)))
 

@@ -147,6 +147,18 @@ def test_welch_and_equivalence_are_those_of_scipy():
     assert equivalent(Sample.of(a), Sample.of(b), 2.0).p == pytest.approx(max(sides), rel=1e-9)
 
 
+def test_what_one_value_or_no_variance_allows_to_say():
+    one_seed = Difference.between(np.ones((1, 3)), np.zeros((1, 3)), np.ones(3))
+    two_seeds = Difference(0.01, np.zeros(2), np.zeros(100), 0.008**2, 0.001**2, 99)
+    assert math.isnan(one_seed.power(0.05)) and math.isnan(two_seeds.power(0.05, seeds=1))
+    low, high, one = Sample(1.0, 0.0, 3), Sample(2.0, 0.0, 3), Sample.of([1.0])
+    assert all(map(math.isnan, [*welch_lower(one, high), *welch_lower(low, one)]))
+    assert welch_lower(low, high) == pytest.approx((-math.inf, math.nan, 0), nan_ok=True)
+    assert welch_lower(high, low) == pytest.approx((math.inf, math.nan, 1), nan_ok=True)
+    assert welch_lower(low, low) == pytest.approx((0, math.nan, 1), nan_ok=True)
+    assert equivalent(low, low, 0.1).p == 0
+
+
 def test_students_interval_of_a_mean():
     assert Sample.of([1.0, 2.0, 4.0]).half_width() == pytest.approx(4.3027 * 1.527525 / 3**0.5, rel=1e-4)
     assert math.isnan(Sample.of([1.0]).half_width())
