@@ -42,12 +42,21 @@ class Span:
 
     def __post_init__(self):
         for name, bound in (("lo", self.lo), ("hi", self.hi)):
+            if not isinstance(bound, Tensor):
+                raise ValueError(
+                    f"Span.{name} is {type(bound).__name__}, but spans are tensors: torch.as_tensor makes one"
+                )
             if bound.is_floating_point() or bound.device.type != "cpu":
                 raise ValueError(
                     f"Span.{name} is {bound.dtype} on {bound.device}, but spans are integers on the host: "
                     "build them from the batch before it moves to a device"
                 )
-        lo, hi = torch.broadcast_tensors(self.lo.long(), self.hi.long())
+        try:
+            lo, hi = torch.broadcast_tensors(self.lo.long(), self.hi.long())
+        except RuntimeError as error:
+            raise ValueError(
+                f"Span has bounds of shapes {tuple(self.lo.shape)}, {tuple(self.hi.shape)}: {error}"
+            ) from error
         if lo.dim() != 2:
             raise ValueError(f"Span has bounds of shape {tuple(lo.shape)}; write them as (rows, queries)")
         object.__setattr__(self, "lo", lo)

@@ -45,8 +45,14 @@ def test_bounds_broadcast_and_crossed_bounds_read_nothing():
         (torch.zeros(1, 3), "float32"),
         (torch.zeros(1, 3, dtype=torch.long, device="meta"), "on meta"),
         (torch.zeros(3, dtype=torch.long), r"shape \(3,\)"),
+        (torch.zeros(1, 3).long().numpy(), "is ndarray"),
     ],
 )
 def test_bounds_are_host_integers_by_row_and_query(lo, says):
     with pytest.raises(ValueError, match=says):
         Span(lo, torch.tensor(3))
+
+
+def test_bounds_that_do_not_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"shapes \(1, 3\), \(1, 4\)"):
+        Span(torch.zeros(1, 3).long(), torch.zeros(1, 4).long())
