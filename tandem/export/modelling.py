@@ -98,7 +98,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             tokenizer: unused; `generate` passes on the one with which it finds `stop_strings`.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for. A network
             that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
-            and for `generate` without a cache.
+            and for `generate` without a cache; one that can only continue a prompt, for the logits of a text.
         """
         cache = past_key_values
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -127,6 +127,11 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(
                 "use_cache: this network reads a prompt in another way than a text, and without a cache there is no "
                 "prompt: generate with use_cache=True"
+            )
+        if self.network.suffixes_only and not use_cache:
+            raise ValueError(
+                "input_ids: this network has logits of what follows a prompt alone, none of a text and so no loss of "
+                "labels: ask for use_cache=True with logits_to_keep=1, and train it under Tandem"
             )
 
     def _read(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> Tensor:

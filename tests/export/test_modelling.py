@@ -105,6 +105,10 @@ def test_prompts_are_not_read_as_texts_are_scored(name, tokenizer):
     for how in {}, {"num_beams": 2}:
         with pytest.raises(ValueError, match=r"use_cache: .* use_cache=True"):
             model.generate(IDS, attention_mask=MASK, max_new_tokens=2, use_cache=False, **how)
-    if name != "encoder_decoder":  # which has no logits of a whole text
+    if name == "encoder_decoder":  # which has no logits of a whole text
+        for how in {}, {"use_cache": False}, {"labels": IDS}:
+            with pytest.raises(ValueError, match=r"input_ids: .* use_cache=True"):
+                model(IDS, MASK, **how)
+    else:
         assert model(IDS, MASK, use_cache=False).logits.shape[:2] == IDS.shape
         assert model(IDS, MASK, use_cache=False, logits_to_keep=3).logits.shape[:2] == (2, 3)
