@@ -22,6 +22,7 @@ from tandem.comparison.texts import recorded, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, require_bytes
+from tandem.export.hugging_face import refusal
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
@@ -38,13 +39,13 @@ from tandem.training.progress import Progress as RunProgress
 from tandem.training.run import Run
 
 
-def pretrain(recipe: Recipe, path: Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
+def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
     """Trains `recipe` in the folder `path`, or resumes there, and evaluates it; stores the result there and returns it.
 
     Of several processes, only the first writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
-    TERMINAL.quiet = not ranks.is_first
+    path, TERMINAL.quiet = Path(path), not ranks.is_first
     # Checks that can fail come before a folder is made.
     ranks.first(lambda: Log.require(recipe.log))
     run = None if ranks.first(path.exists) else require_samples(built(recipe, None, ranks, fresh=True))
@@ -180,7 +181,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
             words = f"\n{'':<12}".join(noted(run.note, in_words(text, name)) for name, text in texts["texts"].items())
             ranks.first(lambda: log.write(texts, words))
     network = run.whole_network()
-    if not run.note:
+    if not run.note and not refusal(type(network)):
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
@@ -319,12 +320,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
     curve, model = folder.path / "loss.png", folder.path / "model"
+    lacks = "the run ends in a phase that is no language model" if note else "its network can not be exported"
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
         "loss curve": curve if curve.exists() else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib",
         "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
-        "model": model if model.exists() else "not written; the run ends in a phase that is no language model",
+        "model": model if model.exists() else f"not written; {lacks}",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
     said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]

@@ -36,11 +36,12 @@ from tandem.training.progress import Progress
 from tandem.training.run import Run
 
 
-def open_trained(path: Path, unfinished: bool = False, step: int | None = None) -> Run:
+def open_trained(path: str | Path, unfinished: bool = False, step: int | None = None) -> Run:
     """The run in `path` at its last checkpoint, or at that of `step`.
 
     Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` allows that.
     """
+    path = Path(path)
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
     if last is None and (others := checkpoint.standing(folder.checkpoints)):
@@ -61,8 +62,9 @@ def open_trained(path: Path, unfinished: bool = False, step: int | None = None) 
     return run
 
 
-def open_model(path: Path, unfinished: bool = False, step: int | None = None) -> tuple[Network, Tokenizer]:
+def open_model(path: str | Path, unfinished: bool = False, step: int | None = None) -> tuple[Network, Tokenizer]:
     """Network and tokenizer of a run's folder, or of an exported model's."""
+    path = Path(path)
     if (path / CONFIG).is_file():
         if step is not None:
             raise UserError(f"{path}: an exported model is of one step; --step is for runs")

@@ -103,6 +103,11 @@ class Corpus:
         def derive(self) -> dict[str, Any]:
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
 
+        @field_validator("tokenizer", "folder", mode="before")
+        @classmethod
+        def _path_is_text(cls, path):
+            return str(path) if isinstance(path, Path) else path
+
         @field_validator("texts", "validation")
         @classmethod
         def _names_are_readable(cls, names):

@@ -70,8 +70,9 @@ class Store:
     Raises: UserError if the folder is not a store, has another format, or a file does not fit the manifest.
     """
 
-    def __init__(self, folder: Path, segmentation: Any = None):
-        self.folder, self.segmentation = folder, segmentation
+    def __init__(self, folder: str | Path, segmentation: Any = None):
+        self.folder = folder = Path(folder)
+        self.segmentation = segmentation
         self.sentences: Any = None
         """Opened at first use, by `sentences_of`."""
         try:

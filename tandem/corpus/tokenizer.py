@@ -105,6 +105,13 @@ class Tokenizer:
         """The text of ids; the document end and other special tokens are left out."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def require_within(self, vocabulary: int) -> None:
+        """Raises: UserError where a text can have ids that a network of `vocabulary` ids does not know."""
+        if self.vocabulary > vocabulary:
+            raise UserError(
+                f"the tokenizer has {self.vocabulary:,} ids, the network {vocabulary:,}: take that of its training"
+            )
+
     @property
     def is_lossless(self) -> bool:
         """Whether `decode` restores the text of a whole document, byte for byte."""
@@ -137,8 +144,8 @@ class Tokenizer:
         found = self._inner.pre_tokenizer.pre_tokenize_str("a\n1\né\n")  # type: ignore[union-attr]
         return {1, 3, 5} <= {start for _, (start, _) in found}
 
-    def to_file(self, path: Path) -> None:
-        path.write_text(self._inner.to_str(), encoding="utf-8")
+    def to_file(self, path: str | Path) -> None:
+        Path(path).write_text(self._inner.to_str(), encoding="utf-8")
 
     @property
     def hash(self) -> str:
@@ -146,15 +153,16 @@ class Tokenizer:
         return content_hash(self._inner.to_str().encode())
 
     @classmethod
-    def from_file(cls, path: Path) -> "Tokenizer":
+    def from_file(cls, path: str | Path) -> "Tokenizer":
         """From a `tokenizer.json` of the tokenizers library."""
-        with _reading(path):
+        with _reading(Path(path)):
             inner = tokenizers.Tokenizer.from_file(str(path))
         return cls(inner)
 
     @classmethod
-    def from_gpt2(cls, folder: Path) -> "Tokenizer":
+    def from_gpt2(cls, folder: str | Path) -> "Tokenizer":
         """From GPT-2's `encoder.json` and `vocab.bpe`."""
+        folder = Path(folder)
         with _reading(folder):
             vocabulary = json.loads((folder / "encoder.json").read_text("utf-8"))
             lines = (folder / "vocab.bpe").read_text("utf-8").splitlines()
@@ -172,7 +180,12 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
-        """A byte-level BPE of at most `vocabulary` ids, the last one the document end. Same texts, same tokenizer."""
+        """A byte-level BPE, the document end its last id. Same texts, same tokenizer.
+
+        vocabulary: the most ids it may have; at least 257, for every byte and the document end.
+        """
+        if vocabulary < 257:
+            raise ValueError(f"vocabulary = {vocabulary}: at least 257, for every byte and the document end")
         inner = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary - 1,

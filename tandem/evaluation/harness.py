@@ -36,7 +36,7 @@ from tandem.corpus import Store, Tokenizer
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.continuations import answers, question
 from tandem.evaluation.likelihood import likelihood
-from tandem.evaluation.task_files import HUB, TaskFile
+from tandem.evaluation.task_files import HUB, TaskFile, Texts
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
@@ -60,6 +60,7 @@ class Harness(TemplateLM):
     Args:
         rows: prompts read at a time; changes nothing but speed and memory.
         told: called with prompts or rows done and how many there are.
+    Raises: UserError where the tokenizer has ids that the network does not know.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Harness(TemplateLM):
         told: Told = lambda done, total: None,
     ):
         super().__init__()
+        tokenizer.require_within(network.vocabulary)
         self.network, self.tandem_tokenizer, self.rows, self.told = network, tokenizer, rows, told
 
     @property
@@ -213,13 +215,16 @@ class TaskResult:
     settings: dict[str, Any]
 
 
-def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = None) -> list[TaskResult]:
+def run_tasks(adapter: Harness, files: Sequence[TaskFile | Texts], limit: int | None = None) -> list[TaskResult]:
     """Runs tasks on the first `limit` items of each, or on all.
 
-    Raises: UserError naming the task that can not be read, or that the network can not do, and why.
+    Raises: UserError naming the task that can not be read, or that the network can not do, and why; TypeError for
+        texts, which `read_tasks` gives beside tasks and `likelihood` scores.
     """
     results = []
     for file in files:
+        if isinstance(file, Texts):
+            raise TypeError(f"{file.name}: texts, no task of the harness; score them with evaluation/likelihood.py")
         loaded = _loaded(file)
         try:
             results += _run(adapter, loaded, limit)

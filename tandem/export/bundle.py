@@ -44,6 +44,10 @@ class Source:
     @classmethod
     @functools.cache
     def of(cls, name: str) -> "Source":
+        if name.split(".")[0] != HOUSE:
+            raise LookupError(
+                f"{name} is no module of {HOUSE}, whose source alone is exported: move it to {HOUSE}/networks/"
+            )
         text = _path(name).read_text("utf-8")
         source, end = cls(name, text, ast.parse(text)), 0
         for node in source.tree.body:
@@ -66,7 +70,7 @@ def bundle(wanted: Mapping[str, set[str]], names: Mapping[str, str] | None = Non
     """Source files by name, with everything that the `wanted` names of modules need.
 
     `names` gives the names of modules in the bundle that differ from the default.
-    Raises: LookupError if something without a stand-in is needed, such as another part of pydantic.
+    Raises: LookupError if something outside Tandem is wanted, or without a stand-in, such as another part of pydantic.
     """
     gathered = _Gathered(dict(names or {}))
     for module, words in wanted.items():

@@ -51,6 +51,15 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
+def refusal(network: type) -> str:
+    """Why a network can not be exported; empty if it can."""
+    try:
+        model_source(network)
+    except LookupError as error:
+        return f"{network.__name__} can not be exported: {error}"
+    return ""
+
+
 @functools.cache
 def model_source(network: type) -> dict[str, str]:
     """The source files, by name, of a model with this network."""

@@ -8,7 +8,7 @@
     export(network, tokenizer, recipe, folder)
     network, tokenizer = load_exported(folder)
 
-The loaded network is the exported one, bit for bit.
+The loaded network is the exported one, bit for bit, in float32, in which training keeps the weights.
 """
 
 import json
@@ -27,26 +27,36 @@ from tandem.networks.network import Network
 from tandem.recipe import UserError, registered
 
 
-def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: Path) -> None:
-    """Writes all files; `recipe` is the resolved one, kept for the record."""
+def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: str | Path) -> None:
+    """Writes all files; `recipe` is the resolved one, kept for the record.
+
+    Raises: UserError where the network can not be exported, or the tokenizer is not its own.
+    """
+    folder = Path(folder)
+    if reason := hugging_face.refusal(type(network)):
+        raise UserError(reason)
+    tokenizer.require_within(network.vocabulary)
     save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
     write_tokenizer(tokenizer, folder)
     hugging_face.write(network, tokenizer, folder)
 
 
-def load_exported(folder: Path) -> tuple[Network, Tokenizer]:
+def load_exported(folder: str | Path) -> tuple[Network, Tokenizer]:
     """The network, on the CPU, and its tokenizer; also for decoders that were not trained here (foreign.py).
 
     Raises: UserError naming the file that is missing, broken or of a network that is not registered.
     """
+    folder = Path(folder)
     if "network" not in read_config(folder):
         return load_foreign(folder)
     return load_network(folder), read_tokenizer(folder)
 
 
 def save_network(network: Network, folder: Path, **record: Any) -> None:
-    """Writes weights and config.json; `record` is added to the latter."""
-    name = next(name for name, cls in registered("network").items() if cls is type(network))
+    """Writes weights and config.json; `record` is added to the latter. Raises: UserError if it is not registered."""
+    name = next((name for name, cls in registered("network").items() if cls is type(network)), None)
+    if name is None:
+        raise UserError(f"{type(network).__name__} is not registered, and an exported network is found by its name")
     config = {
         "tandem": __version__,
         "network": {"name": name, **network.config.model_dump(mode="json")},

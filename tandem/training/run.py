@@ -1,7 +1,7 @@
 """A run: everything a recipe names, built and ready to step.
 
     run = Run(recipe, corpus)         built from scratch, at step 0
-    train(run, observers, save)       training/loop.py
+    train(run, observers, save, 500)  training/loop.py: a checkpoint every 500 steps
 
 Randomness comes from generators keyed by (seed, purpose), so that more draws in one part never change another part.
 """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tandem.corpus import Corpus, prepare, prepare_texts
+from tandem.corpus import Corpus, Store, prepare, prepare_texts
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.corpus.files import File
 from tandem.corpus.tokenizer import content_hash
@@ -341,3 +341,12 @@ def test_sentences_that_come_with_the_texts_are_kept(config, tmp_path):
     assert corpus.train.given.tolist() == [0, 8, 14, 27]
     assert not len(corpus.validation.given)
     corpus.train.verify()
+
+
+def test_paths_may_be_given_as_text_or_not(config, tmp_path):
+    corpus = prepare(config(folder=tmp_path / "elsewhere"))
+    assert corpus.train.folder.parents[1] == tmp_path / "elsewhere"
+    corpus.tokenizer.to_file(str(tmp_path / "tokenizer.json"))
+    again = prepare(config(tokenizer=tmp_path / "tokenizer.json", vocabulary=None))
+    assert again.tokenizer.hash == corpus.tokenizer.hash
+    assert Store(str(corpus.train.folder)).fingerprint == corpus.train.fingerprint

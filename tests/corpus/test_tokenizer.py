@@ -179,3 +179,9 @@ def test_a_damaged_tokenizer_file_is_refused(tmp_path):
     (tmp_path / "vocab.bpe").write_text("#version\nH i\n")
     with pytest.raises(UserError, match="not a tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+def test_fewer_ids_than_bytes_are_refused():
+    assert Tokenizer.train(["a text"], 257).vocabulary == 257
+    with pytest.raises(ValueError, match="vocabulary = 256: at least 257"):
+        Tokenizer.train(["a text"], 256)

@@ -42,10 +42,9 @@ FILES = {
 }
 
 
-def network_of(context=64, **settings):
-    network = Decoder(
-        Decoder.Config(width=32, heads=2, depth=2, **settings), 257, context, torch.Generator().manual_seed(0)
-    )
+def network_of(context=64, vocabulary=257, **settings):
+    config, generator = Decoder.Config(width=32, heads=2, depth=2, **settings), torch.Generator().manual_seed(0)
+    network = Decoder(config, vocabulary, context, generator)
     for parameter in network.parameters():
         parameter.data *= 3
     return network
@@ -161,7 +160,7 @@ def requests(*arguments):
 
 def test_a_pair_is_cut_where_its_context_ends():
     tokenizer = Tokenizer.train(["the cat sat on the mat " * 50], 280)
-    adapter = Harness(network_of(), tokenizer, rows=2)
+    adapter = Harness(network_of(vocabulary=tokenizer.vocabulary), tokenizer, rows=2)
     for context, continuation in [("the cat", " sat"), ("the cat ", "sat"), ("the cat", " sat on the mat")]:
         prompt, asked = adapter._pair(context, continuation)
         assert prompt == tokenizer.encode("the cat").tolist()
@@ -343,3 +342,14 @@ def test_a_file_that_can_not_be_read_is_told_in_one_message(data, tmp_path, monk
     with pytest.raises(UserError, match=message) as told:
         run_tasks(harness(), [file for file in read_tasks("mine.yaml") if isinstance(file, TaskFile)])
     assert "\n" not in str(told.value)
+
+
+def test_the_tokenizer_of_another_network_is_refused():
+    network = Decoder(Decoder.Config(width=32, heads=2, depth=1), 61, 64)
+    with pytest.raises(UserError, match="the tokenizer has 257 ids, the network 61"):
+        harness(network)
+
+
+def test_texts_are_no_tasks_of_the_harness():
+    with pytest.raises(TypeError, match="brown: texts, no task of the harness"):
+        run_tasks(harness(), [Texts("brown", "brown.yaml", {"brown": "brown.txt"})])

@@ -7,15 +7,22 @@ from safetensors import safe_open
 from tokenizers import processors
 
 from tandem import __version__
+from tandem.comparison.pretrain import pretrain
+from tandem.comparison.trained import open_model, open_trained
 from tandem.corpus import Tokenizer
-from tandem.export.weights import export, load_exported
+from tandem.export.weights import export, load_exported, save_network
 from tandem.generation.generate import generate_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.decoder import Decoder
-from tandem.recipe import UserError
+from tandem.recipe import UserError, load
+from tandem.recipe.settings import _registry
 
 RECIPE = {"seed": 3, "network": {"name": "decoder"}, "corpus": {"texts": "${DATA}/wiki.txt"}}
 SETTINGS = [{}, {"positions": "learned", "norm": "layer", "bias": True}, {"tied": False, "qk_norm": True, "window": 9}]
+
+
+class Outside(Decoder):
+    """A network whose module is none of Tandem's."""
 
 
 def network_of(tokenizer, **settings):
@@ -101,3 +108,35 @@ def test_weights_of_another_network_are_refused(section, change, message, tokeni
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=f"(?s){message}"):
         load_exported(tmp_path)
+
+
+def test_what_can_not_be_exported_is_refused_before_anything_is_written(tokenizer, tmp_path, monkeypatch):
+    class Unknown(Decoder):
+        __module__ = Decoder.__module__
+
+    outside = Outside(Decoder.Config(width=32, heads=4, depth=1), tokenizer.vocabulary, 40)
+    unknown, few = Unknown(outside.config, tokenizer.vocabulary, 40), Decoder(outside.config, 61, 40)
+    monkeypatch.setitem(_registry["network"], "outside", Outside)
+    said = [(outside, "is no module of tandem"), (few, f"the tokenizer has {tokenizer.vocabulary} ids, the network 61")]
+    for network, why in said:
+        with pytest.raises(UserError, match=why):
+            export(network, tokenizer, RECIPE, tmp_path / "model")
+    with pytest.raises(UserError, match="Unknown is not registered"):
+        save_network(unknown, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_network_that_can_not_be_exported_is_trained_and_evaluated_all_the_same(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(_registry["network"], "outside", Outside)
+    small = ["budget=2 steps", "batch.rows=2", "batch.context=32", "sampling.tokens=2", "evaluation.final_documents=2"]
+    shape = ["network.name=outside", "network.width=16", "network.heads=2", "network.depth=1"]
+    result = pretrain(load("decoder/tiny", [*shape, *small, *small_corpus]), str(tmp_path / "run"))
+    assert result["step"] == 2 and (tmp_path / "run/result.json").exists() and not (tmp_path / "run/model").exists()
+
+
+def test_folders_may_be_given_as_text(tokenizer, tmp_path):
+    folder = str(tmp_path / "model")
+    export(network_of(tokenizer), tokenizer, RECIPE, folder)
+    assert load_exported(folder)[1].hash == open_model(folder)[1].hash == tokenizer.hash
+    with pytest.raises(UserError, match="no run here"):
+        open_trained(str(tmp_path / "run"))
