@@ -11,7 +11,9 @@ from typed import tandem
 
 from tandem.comparison import trained as trained_module
 from tandem.comparison.pretrain import result_page
+from tandem.comparison.results import read_result
 from tandem.comparison.trained import open_model, open_trained
+from tandem.recipe import UserError
 from tandem.training.device import Choice
 from tandem.training.folder import RunFolder
 
@@ -241,6 +243,45 @@ def test_a_damaged_record(run, small_corpus):
     (run / "metrics.jsonl").write_text("".join([lines[0][:9] + "\n", *lines[1:]]))
     done = tandem("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
     refused(done, "metrics.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cure"),
+    [
+        ("result.json", "{", "delete it and train the run again"),
+        ("plan.json", "{}", "delete it: the run is planned again"),
+        ("environment.json", "", "delete it and result.json beside it"),
+        ("recipe.yaml", "", "bring it back from a copy"),
+    ],
+)
+def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
+    if name != "result.json":
+        (run / "result.json").unlink()
+    (run / name).write_text(content)
+    again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
+    refused(tandem(*again), f"{run / name}: damaged; {cure}")
+    if name != "recipe.yaml":
+        (run / name).unlink()
+        assert tandem(*again).exit_code == 0
+
+
+def test_a_run_without_its_record_or_its_documents_is_scored_again(run, small_corpus):
+    again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
+    documents, record = (run / "documents.npz").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    for damage in ((run / "documents.npz").unlink, lambda: (run / "documents.npz").write_bytes(b"PK")):
+        damage()
+        with pytest.raises(UserError, match=r"documents.npz: missing or damaged; delete documents.npz and result.json"):
+            read_result(run, "mine", 1, 1e-3, trial=False)
+    for name in ("documents.npz", "result.json"):
+        (run / name).unlink()
+    assert tandem(*again).exit_code == 0
+    assert (run / "documents.npz").read_bytes() == documents and (run / "metrics.jsonl").read_bytes() == record
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl: missing, or holds no likelihood"):
+        read_result(run, "mine", 1, 1e-3, trial=False)
+    assert "the record holds no step" in tandem(*again).stdout
+    (run / "result.json").unlink()
+    assert tandem(*again).exit_code == 0 and len(RunFolder(run).records("likelihood")) == 1
 
 
 def test_exporting_over_something(run, tmp_path):

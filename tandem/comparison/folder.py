@@ -11,7 +11,6 @@
 Apart from study.yaml, the runs are the only record: results.jsonl, table and report are rebuilt from them.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
 from tandem.training.display import clock, scaled
-from tandem.training.folder import MAY_DIFFER, RunFolder, replace_file
+from tandem.training.folder import MAY_DIFFER, RunFolder, read_part, replace_file
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
 
@@ -56,7 +55,7 @@ class StudyFolder:
             raise UserError(f"{self.path}: cannot be the folder of a study ({error.strerror})") from None
         with self._alone():
             if file.exists():
-                _require_same_study(self.path, yaml.safe_load(file.read_text("utf-8")), yaml.safe_load(asked))
+                _require_same_study(self.path, read_part(file, dict, "arms"), yaml.safe_load(asked))
             replace_file(file, asked.encode())
 
     def _alone(self):
@@ -69,7 +68,7 @@ class StudyFolder:
     def error(self, job: Job) -> dict[str, Any] | None:
         """Why and when the last attempt at an unfinished run failed."""
         file = self.processes / f"{job.name}.error.json"
-        return json.loads(file.read_bytes()) if file.exists() and not self.finished(job) else None
+        return read_part(file) if file.exists() and not self.finished(job) else None
 
     def settled(self, job: Job) -> bool:
         """Finished, or a trial that diverged: a rate at which the loss is not finite cannot be the best."""

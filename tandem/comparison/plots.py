@@ -17,8 +17,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws the loss of a run against tokens of text, as a PNG at `path`."""
-    steps = [record for record in records if record["kind"] == "step"]
+    """Draws the loss of a run against tokens of text, as a PNG at `path`; nothing where no step is recorded."""
+    if not (steps := [record for record in records if record["kind"] == "step"]):
+        return
     judged = [record for record in records if record["kind"] == "likelihood"]
     tokens = [record["tokens"] for record in steps]
     names = [next(iter(record["terms"])) for record in steps]

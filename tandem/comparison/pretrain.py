@@ -30,7 +30,7 @@ from tandem.recipe import Recipe, UserError
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
-from tandem.training.folder import RunFolder, replace_file
+from tandem.training.folder import RunFolder, read_part, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
@@ -62,7 +62,7 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
                 replace_file(result_file, json.dumps(result, indent=1).encode())
         if not ranks.is_first:
             return None
-        result = json.loads(result_file.read_text())
+        result = read_part(result_file, dict, "likelihood", "samples")
         for line in result_page(folder, result):
             say(line)
     return result
@@ -129,7 +129,7 @@ def require_samples(run: Run) -> Run:
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, with the planned number of steps. Raises: UserError where its text has changed."""
-    steps = ranks.first(lambda: json.loads(folder.plan.read_text())["steps"] if folder.plan.exists() else None)
+    steps = ranks.first(lambda: read_part(folder.plan, dict, "steps")["steps"] if folder.plan.exists() else None)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
     run = built(recipe, steps, ranks, fresh)
     with ranks.together():
@@ -152,7 +152,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         seconds = speed.seconds(run.flops(run.steps))
         made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
         ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
-    plan = ranks.first(lambda: json.loads(folder.plan.read_text()))
+    plan = ranks.first(lambda: read_part(folder.plan, dict, "page", "seconds"))
     ranks.first(lambda: folder.truncate_metrics(step or None))
     say(f"{folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}", "run")
     for title, text in plan["page"].items():
@@ -169,12 +169,14 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         watchers = [Evaluations(run, log), Samples(run, log)]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
-        if judged is None:
+        if judged is None or not ranks.first((folder.path / DOCUMENTS).exists):
             with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
-                found, judged = judge(run, run.steps, recipe.evaluation.final_documents, progress, end=True)
+                found, again = judge(run, run.steps, recipe.evaluation.final_documents, progress, end=True)
             # Write the file first: the record marks it as done.
             ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
-            ranks.first(lambda: log.write(judged, noted(run.note, in_words(judged))))
+            if judged is None:
+                ranks.first(lambda: log.write(again, noted(run.note, in_words(again))))
+            judged = judged or again
         texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
         if texts["texts"].keys() != recipe.evaluation.texts.keys():
             texts = {"kind": "texts", "step": run.steps, **judge_texts(run)}
@@ -315,16 +317,17 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         f"evaluation {clock(result['evaluation_seconds'])}",
         "vs plan": f"{clock(spent)} of {clock(planned)}, "
         f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
-        "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}",
+        "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}" if losses else "the record holds no step",
         **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
+    drawn = "pip install 'tandem-lm[plots]' brings matplotlib" if losses else "the record holds no step"
     curve, model = folder.path / "loss.png", folder.path / "model"
     lacks = "the run ends in a phase that is no language model" if note else "its network can not be exported"
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
-        "loss curve": curve if curve.exists() else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib",
+        "loss curve": curve if curve.exists() else f"not drawn; {drawn}",
         "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
         "model": model if model.exists() else f"not written; {lacks}",
     }

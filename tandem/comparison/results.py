@@ -6,8 +6,8 @@ back from its folders. Apart from times and memory, the result of a run is a fun
 Shapes: D held-out documents.
 """
 
-import json
 import math
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ import numpy as np
 
 from tandem.generation.speed import Decoding
 from tandem.recipe import UserError
-from tandem.training.folder import RunFolder
+from tandem.training.folder import RunFolder, read_part
 
 DOCUMENTS = "documents.npz"
 """File in a run's folder: the per-document arrays of its Result."""
+SCORE_AGAIN = f"delete {DOCUMENTS} and result.json of this run and train it again: its last checkpoint is scored again"
 
 
 class Point(NamedTuple):
@@ -144,7 +145,7 @@ def require_same_text(results: Iterable[Result]) -> None:
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
-    folder, told = RunFolder.open(path), json.loads((path / "result.json").read_bytes())
+    folder, told = RunFolder.open(path), read_part(path / "result.json", dict, "step", "decoding")
     curve = [
         Point(
             step=judged["step"],
@@ -155,8 +156,13 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         )
         for judged in folder.records("likelihood")
     ]
-    with np.load(path / DOCUMENTS) as arrays:
-        by_document = dict(arrays)
+    if not curve:
+        raise UserError(f"{folder.metrics}: missing, or holds no likelihood; {SCORE_AGAIN}")
+    try:
+        with np.load(path / DOCUMENTS) as arrays:
+            by_document = dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise UserError(f"{path / DOCUMENTS}: missing or damaged; {SCORE_AGAIN}") from None
     return Result(
         arm=arm,
         seed=seed,
@@ -171,7 +177,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told.get("note", ""),
-        environment=[{**entry, **_planned(folder)} for entry in json.loads(folder.environment.read_bytes())],
+        environment=[{**entry, **_planned(folder)} for entry in read_part(folder.environment, list)],
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told.get("likelihood", {}).get("in_windows", {}).values()) or None,
     )
@@ -179,6 +185,6 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
 
 def _planned(folder: RunFolder) -> dict[str, str]:
     """Device and precision as the run's plan states them (training/plan.py), without the reasons."""
-    page = json.loads(folder.plan.read_bytes()).get("page", {}) if folder.plan.exists() else {}
+    page = read_part(folder.plan).get("page", {}) if folder.plan.exists() else {}
     words = {key: page[key].partition(" (")[0] for key in ("device", "precision") if key in page}
     return {key: said.partition(":")[0] for key, said in words.items()}  # cuda:1 is cuda

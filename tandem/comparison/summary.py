@@ -4,7 +4,6 @@ Means are over the seeds of an arm, spreads are standard deviations between seed
 trials are kept apart. What a run spent before it reached a loss is interpolated linearly on its held-out curve.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tandem.comparison.results import Point, Result, require_same_documents, req
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
 from tandem.training.display import scaled
+from tandem.training.folder import read_part
 
 MOVE_LOSSES = ("tandem", "commit", "torch", "numpy", "device", "precision", "cpu", "gpus")
 """Entries of a process's environment that may change losses, if only by rounding, and timings."""
@@ -353,7 +353,7 @@ def _spent_before(run: Path) -> str:
     """What a run had spent in training, as far as its folder, read now, records it."""
     if not (run / "result.json").is_file():
         return "no result of it is found, so what it had spent is unknown"
-    result = json.loads((run / "result.json").read_bytes())
+    result = read_part(run / "result.json", dict, "tokens", "flops")
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
     recipe = yaml.safe_load((run / "recipe.yaml").read_text("utf-8")) if (run / "recipe.yaml").is_file() else {}
     before = recipe.get("start", {}).get("run")

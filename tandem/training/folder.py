@@ -37,6 +37,15 @@ from tandem.training.checkpoint import write_durably
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel")
 """Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns."""
+CURES = {
+    "recipe.yaml": "bring it back from a copy: it says what the rest of this folder is; or give this run another name",
+    "plan.json": "delete it: the run is planned again, and only the fingerprints of its text are lost",
+    "environment.json": "delete it and result.json beside it, and train the run again: it goes on from its last "
+    "checkpoint, and only the versions and machines of earlier processes are lost",
+    "result.json": "delete it and train the run again: it goes on from its last checkpoint, and nothing is lost",
+    "study.yaml": "delete it if all runs here are of this study: the same command writes it again",
+}
+"""By file, what to do where it is missing or damaged; any other is deleted, and made again when it is needed."""
 
 
 class RunFolder:
@@ -60,6 +69,7 @@ class RunFolder:
             others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))
             there = f"runs in {path.parent}: {', '.join(others)}" if others else f"{path.parent} holds no run"
             raise UserError(f"{path}: no run here; {there}")
+        read_part(folder.recipe)
         return folder
 
     @classmethod
@@ -82,9 +92,10 @@ class RunFolder:
             )
         try:
             if folder.recipe.exists():
+                read_part(folder.recipe)
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
             replace_file(folder.recipe, recipe.encode())
-            entries = json.loads(folder.environment.read_bytes()) if folder.environment.exists() else []
+            entries = read_part(folder.environment, list) if folder.environment.exists() else []
             replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
         except BaseException:
             folder.close()
@@ -94,7 +105,7 @@ class RunFolder:
     @property
     def text(self) -> list[str] | None:
         """Fingerprints of the corpus that this run was planned with; None: it has no plan yet."""
-        return json.loads(self.plan.read_bytes()).get("corpus") if self.plan.exists() else None
+        return read_part(self.plan).get("corpus") if self.plan.exists() else None
 
     def require_text(self, fingerprints: list[str]) -> None:
         """Raises: UserError where this run was planned with other tokens than those of this corpus, or with other
@@ -143,8 +154,31 @@ class RunFolder:
             try:
                 record = json.loads(line)
             except ValueError:
-                raise UserError(f"{self.metrics}:{number}: not JSON; delete this line to use the others") from None
+                record = None
+            if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+                raise UserError(f"{self.metrics}:{number}: not a record; delete this line to use the others")
             yield line, _restored(record, record.pop("not_finite", {}))
+
+
+def read_part(path: Path, kind: type = dict, *keys: str) -> Any:
+    """What a small file of a run or a study holds, JSON or YAML: a `kind`, with these keys.
+
+    Raises: UserError with the file's cure where it is missing or damaged.
+    """
+    try:
+        data = path.read_bytes()
+        found = yaml.safe_load(data) if path.suffix == ".yaml" else json.loads(data)
+    except FileNotFoundError:
+        raise damaged(path, "missing") from None
+    except (ValueError, yaml.YAMLError):
+        found = None
+    if not isinstance(found, kind) or any(key not in found for key in keys):
+        raise damaged(path)
+    return found
+
+
+def damaged(path: Path, how: str = "damaged") -> UserError:
+    return UserError(f"{path}: {how}; {CURES.get(path.name, 'delete it, and start the same command again')}")
 
 
 def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.recipe import UserError, require
-from tandem.training.folder import RunFolder, leaves, replace_file
+from tandem.training.folder import RunFolder, leaves, read_part, replace_file
 
 Record = dict[str, Any]
 
@@ -79,9 +79,9 @@ class WandB:
     def __init__(self, folder: RunFolder, project: str):
         self.wandb = require("wandb", "wandb")
         self.sent_file, self.project = folder.path / "wandb.json", project
-        self.sent: dict[str, int] = json.loads(self.sent_file.read_bytes()) if self.sent_file.exists() else {}
+        self.sent: dict[str, int] = read_part(self.sent_file) if self.sent_file.exists() else {}
         self.before = dict(self.sent)
-        first = json.loads(folder.environment.read_bytes())[0]
+        first = read_part(folder.environment, list)[0]
         self.id = hashlib.sha256(json.dumps([folder.path.name, first]).encode()).hexdigest()[:16]
         self.run: Any = None
         self._try(lambda: self._start(folder))

@@ -125,9 +125,10 @@ def test_the_record_is_read_by_kind_without_the_line_being_written(tmp_path):
 
 def test_a_damaged_line_is_named(tmp_path):
     folder = RunFolder(tmp_path)
-    write_metrics(folder, line(1), "{\n", line(2))
-    with pytest.raises(UserError, match=r"metrics.jsonl:2: not JSON"):
-        folder.records()
+    for damaged in ("{\n", "[1]\n", '{"step": 2}\n', '{"kind": "step"}\n'):
+        write_metrics(folder, line(1), damaged, line(2))
+        with pytest.raises(UserError, match=r"metrics.jsonl:2: not a record; delete this line"):
+            folder.records()
 
 
 @pytest.mark.parametrize("cut", ["", '{"kind": "step", "step": 3', line(5).strip()])
