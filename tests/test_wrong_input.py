@@ -265,6 +265,14 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
         assert tandem(*again).exit_code == 0
 
 
+def test_a_run_whose_recipe_is_gone(run, small_corpus):
+    (run / "recipe.yaml").unlink()
+    before, other = contents(run), ["seed=99", "network.mlp=gelu"]
+    done = tandem("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus, *other)
+    refused(done, "plan.json, metrics.jsonl, checkpoints, result.json of a run stand here", "recipe.yaml: missing")
+    assert contents(run) == before
+
+
 def test_a_run_without_its_record_or_its_documents_is_scored_again(run, small_corpus):
     again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
     documents, record = (run / "documents.npz").read_bytes(), (run / "metrics.jsonl").read_bytes()

@@ -91,6 +91,8 @@ class RunFolder:
                 "wait for it, or give this run another name"
             )
         try:
+            if not folder.recipe.exists() and (there := folder.left):
+                raise UserError(f"{path}: {', '.join(there)} of a run stand here; {damaged(folder.recipe, 'missing')}")
             if folder.recipe.exists():
                 read_part(folder.recipe)
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
@@ -101,6 +103,12 @@ class RunFolder:
             folder.close()
             raise
         return folder
+
+    @property
+    def left(self) -> list[str]:
+        """Names of what a run that has begun leaves here."""
+        parts = self.plan, self.metrics, self.checkpoints, self.path / "result.json"
+        return [part.name for part in parts if part.exists()]
 
     @property
     def text(self) -> list[str] | None:
