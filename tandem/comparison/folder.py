@@ -47,16 +47,19 @@ class StudyFolder:
 
     def open(self) -> None:
         """Creates the folder, or checks that it holds this study. Raises: UserError where it holds another one."""
-        file, asked = self.path / "study.yaml", self.study.to_yaml()
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             self.processes.mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be the folder of a study ({error.strerror})") from None
         with self._alone():
-            if file.exists():
-                _require_same_study(self.path, read_part(file, dict, "arms"), yaml.safe_load(asked))
-            replace_file(file, asked.encode())
+            self.require_same_study()
+            replace_file(self.path / "study.yaml", self.study.to_yaml().encode())
+
+    def require_same_study(self) -> None:
+        """Raises: UserError where the folder holds another study."""
+        if (file := self.path / "study.yaml").exists():
+            _require_same_study(self.path, read_part(file, dict, "arms"), yaml.safe_load(self.study.to_yaml()))
 
     def _alone(self):
         """While this lock is held, no other command writes the files that all runs share."""
@@ -168,7 +171,8 @@ class StudyFolder:
         return lines
 
     def status(self) -> str:
-        """What is done, what is missing, and what it will cost."""
+        """What is done, what is missing, and what it will cost. Raises: UserError where this is another study's."""
+        self.require_same_study()
         rows: list[tuple[str, str]] = []
         for job in self.jobs():
             if self.finished(job):

@@ -162,6 +162,16 @@ def test_data_elsewhere_are_named_without_where_they_lie(tmp_path, small_corpus,
     assert read(tmp_path, small_corpus).texts == [texts.strip("[]").rpartition("/")[2]]
 
 
+def test_what_is_done_is_listed_of_this_study_alone(tmp_path, small_corpus):
+    StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny").open()
+    with pytest.raises(UserError, match=r"holds another study(.|\n)*budget: 30 steps there, 9 steps asked"):
+        StudyFolder(read(tmp_path, small_corpus, "budget=9 steps"), tmp_path / "tiny").status()
+    for damaged in ("", "arms: [", "seeds: [1]"):
+        (tmp_path / "tiny" / "study.yaml").write_text(damaged)
+        with pytest.raises(UserError, match=r"study.yaml: damaged; delete it if all runs here are of this study"):
+            StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny").status()
+
+
 def test_more_may_be_added_to_a_study_but_nothing_else_changed(tmp_path, small_corpus):
     def opened(*overrides, text=STUDY + RATES):
         StudyFolder(read(tmp_path, small_corpus, *overrides, text=text), tmp_path / "studies" / "tiny").open()
