@@ -125,7 +125,7 @@ def _rotary(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
-    """Puts `weights` into the network; every one of them must be used."""
+    """Puts `weights` into the network; every one of them must be used, and finite."""
     missing: list[str] = []
 
     def take(*names: str) -> Tensor:
@@ -135,6 +135,9 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
 
     if network.config.tied:
         weights.pop("lm_head.weight", None)
+    if odd := [name for name, weight in weights.items() if not weight.float().isfinite().all()]:
+        told = f"{', '.join(odd[:3])}: not all of its numbers are finite"
+        raise UserError(f"{folder}: {told}; these weights are damaged, or those of a training that failed")
     state = {}
     for name, theirs in _places(network):
         state[name] = take(*theirs)
