@@ -18,14 +18,18 @@ from tandem.training.parallel import ALONE
 def import_run(source: Path, reference: str, overrides: Sequence[str], path: Callable[[Recipe], Path]) -> str:
     """Creates the run `path(recipe)` from the decoder in `source`, at step 0; returns a line that says where it is.
 
-    Raises: UserError as `load_foreign` and `load` do, and where there is a run already.
+    Raises: UserError as `load_foreign` and `load` do, where there is a run already, and for what the folder decides.
     """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] in ("network", "start") or key in ("corpus", "corpus.tokenizer", "corpus.vocabulary"):
+            raise UserError(f"{override}: network, tokenizer and weights are those of {source}; leave {key} out")
     network, _ = load_foreign(source)
     name = next(name for name, cls in registered("network").items() if cls is type(network))
     options = {"name": name, **network.config.model_dump(mode="json")}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
     tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()), ensure_ascii=False)}", "corpus.vocabulary=null"]
-    recipe = load(reference, [*given, *tokenizer, *overrides])
+    recipe = load(reference, [*given, *tokenizer, "start.run=null", *overrides])
     target = path(recipe)
     if target.exists():
         raise UserError(f"{target}: exists already; give the run another name with --run")

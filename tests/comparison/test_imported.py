@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typed import tandem
 
 from tandem.comparison.trained import open_model, open_trained
@@ -79,6 +79,13 @@ def test_it_can_be_converted_gone_on_with_and_started_from(run):
         (lambda folder: (folder / "config.json").write_text("{"), "config.json: damaged, or not JSON"),
         (lambda folder: (folder / "config.json").write_text('{"architectures": ["T5Model"]}'), "T5Model"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"nothing"), "model.safetensors: damaged"),
+        (
+            lambda folder: save_file(
+                load_file(folder / "model.safetensors") | {"model.norm.weight": torch.full((16,), float("nan"))},
+                folder / "model.safetensors",
+            ),
+            "model.norm.weight: not all of its numbers are finite",
+        ),
     ],
 )
 def test_a_folder_that_is_no_model_is_one_message(spoil, words, llama, tmp_path):
@@ -90,6 +97,15 @@ def test_a_folder_that_is_no_model_is_one_message(spoil, words, llama, tmp_path)
     for arguments in (("generate", folder, "the"), ("import", folder, "decoder/tiny", "--runs", tmp_path / "runs")):
         done = tandem(*arguments)
         assert done.exit_code == 2 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "override", ["corpus.tokenizer=bytes", "corpus.vocabulary=257", "start.run=runs/a", "network.depth=2", "corpus={}"]
+)
+def test_what_the_folder_decides_is_not_overridden(llama, tmp_path, override):
+    done = tandem("import", llama, "decoder/tiny", override, "--runs", tmp_path / "runs")
+    assert done.exit_code == 2 and f"{override}: network, tokenizer and weights are those of {llama}" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
