@@ -180,9 +180,11 @@ def _cell(value: object) -> str:
 def converted(path: Path, overrides: list[str]) -> Recipe:
     """The recipe of the run in `path` for the network that wraps its own and starts as the same function.
 
-    Raises: UserError where no network wraps it.
+    Raises: UserError where no network wraps it, or an override names another run to start from.
     """
     own = str(RunFolder.open(path).recipe)
+    if other := [override for override in overrides if override.split("=")[0].strip().split(".")[0] == "start"]:
+        raise UserError(f"{other[0]}: it starts from {path}; to start from another run, convert that one")
     recipe = load(own)
     plain = recipe.choice("network")
     wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]

@@ -48,6 +48,11 @@ def test_a_run_of_two_streams_is_converted_to_corrected_ones(plain, tmp_path, sm
     assert recipe.values["network"]["name"] == "context_ready_sps" and recipe.network.window == 16
 
 
+def test_a_conversion_starts_from_no_other_run(plain):
+    with pytest.raises(UserError, match=f"start.run=runs/b: it starts from {plain}; to start from another run"):
+        converted(plain, ["start.run=runs/b"])
+
+
 def test_a_run_is_converted_whatever_its_name(plain, tmp_path):
     for name in ("mine #2", "\N{CAT FACE}"):
         (tmp_path / name).symlink_to(plain)
