@@ -9,6 +9,8 @@ import pytest
 import torch
 from typed import tandem
 
+from tandem.analysis.state_window import StateWindow
+from tandem.comparison import tasks
 from tandem.comparison import trained as trained_module
 from tandem.comparison.pretrain import result_page
 from tandem.comparison.results import read_result
@@ -290,6 +292,16 @@ def test_a_run_without_its_record_or_its_documents_is_scored_again(run, small_co
     assert "the record holds no step" in tandem(*again).stdout
     (run / "result.json").unlink()
     assert tandem(*again).exit_code == 0 and len(RunFolder(run).records("likelihood")) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(run, texts, tmp_path, monkeypatch):
+    (run / "tasks").write_text("")
+    (run / "analysis").write_text("")
+    (tmp_path / "mine.yaml").write_text(f"texts: {{mine: {texts}/000.txt}}")
+    monkeypatch.setattr(tasks, "scored", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setattr(StateWindow, "measure", lambda *_: pytest.fail("it is measured"))
+    refused(tandem("evaluate", run, "--tasks", tmp_path / "mine.yaml"), "tasks: cannot be the folder of tasks (File")
+    refused(tandem("analyse", "state_window", run), "analysis: cannot be the folder of analyses (File")
 
 
 def test_exporting_over_something(run, tmp_path):

@@ -28,7 +28,7 @@ from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
 from tandem.training.display import clock, scaled
-from tandem.training.folder import MAY_DIFFER, RunFolder, read_part, replace_file
+from tandem.training.folder import MAY_DIFFER, RunFolder, made, read_part, replace_file
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
 
@@ -47,11 +47,8 @@ class StudyFolder:
 
     def open(self) -> None:
         """Creates the folder, or checks that it holds this study. Raises: UserError where it holds another one."""
-        try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            self.processes.mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be the folder of a study ({error.strerror})") from None
+        for folder in (self.path, self.runs, self.processes):
+            made(folder, "a study")
         with self._alone():
             self.require_same_study()
             replace_file(self.path / "study.yaml", self.study.to_yaml().encode())

@@ -24,7 +24,7 @@ from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts
 from tandem.recipe import require
 from tandem.training.display import TERMINAL, progress_bar, say
-from tandem.training.folder import environment, replace_file
+from tandem.training.folder import environment, made, replace_file
 from tandem.training.run import Run
 
 Record = dict[str, Any]
@@ -40,6 +40,7 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
     """
     if any(isinstance(file, TaskFile) for file in files):
         require("lm_eval", "harness")
+    made(folder, "tasks")  # before anything is measured
     table = Table("task", "metric", "value", "standard error", "items", title=f"step {run.progress.step:,} {run.note}")
     shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
     for file in files:

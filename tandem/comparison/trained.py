@@ -31,7 +31,7 @@ from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
-from tandem.training.folder import RunFolder, replace_file
+from tandem.training.folder import RunFolder, made, replace_file
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
@@ -152,10 +152,9 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     analysis = cls(config)
     if not takes_recipe:
         analysis.folder = RunFolder.open(path)
-    with picture(folder / f"{name}.png") as axes:
+    with picture(made(folder, "analyses") / f"{name}.png") as axes:  # before it is measured
         used = {"network": network, "step": run.progress.step, "options": config.model_dump(mode="json")}
         record = {"analysis": name, **used, **analysis.measure(run)}
-        folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
         axes.set_title(f"{path.name}, step {run.progress.step:,}")

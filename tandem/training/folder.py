@@ -15,6 +15,7 @@ An interrupted run leaves a record that may be ahead of its last checkpoint, and
 `truncate_metrics` removes both, so that the finished record is that of a run that was never interrupted.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -81,8 +82,7 @@ class RunFolder:
         """
         folder = cls(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder._lock = lock(path / LOCK)
+            folder._lock = lock(made(path, "a run") / LOCK)
         except OSError as error:
             raise UserError(f"{path}: cannot be the folder of a run ({error.strerror})") from None
         if folder._lock is None:
@@ -265,6 +265,17 @@ def _cpu() -> str:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def made(path: Path, what: str) -> Path:
+    """The folder of `what`, made where it is missing. Raises: UserError where nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be the folder of {what} ({error.strerror})") from None
+    return path
 
 
 def replace_file(path: Path, data: bytes) -> None:
