@@ -179,7 +179,22 @@ def test_printed_commands_can_be_typed(run):
     )
     shutil.rmtree(moved.checkpoints)
     cure = f"tandem train '{moved.recipe}' --run mine --runs '{moved.path.parent}'"
+    refused(tandem("evaluate", moved.path), "finished, but its checkpoints are gone", cure, "can still generate text")
+    (moved.path / "result.json").unlink()
     refused(tandem("evaluate", moved.path), "no checkpoint yet", cure)
+
+
+def test_what_was_deleted_of_a_run_is_said_to_be_gone(run):
+    def told() -> dict[str, str]:
+        return {line[:11].strip(): line[12:] for line in result_page(RunFolder(run), result)}
+
+    result = json.loads((run / "result.json").read_text())
+    shutil.rmtree(run / "model")
+    assert told()["model"] == f"not there; `tandem export {run} {run / 'model'}` writes it, or says why it cannot"
+    shutil.rmtree(run / "checkpoints")
+    assert (told()["model"], told()["checkpoint"]) == ("gone", "gone")
+    result["note"] = "bags of 4 tokens"
+    assert told()["model"].startswith("not written; the run ends in a phase")
 
 
 def test_a_run_is_opened_where_its_device_is_not_and_without_its_optimiser(run, tmp_path):

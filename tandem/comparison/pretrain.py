@@ -323,13 +323,15 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     }
     drawn = "pip install 'tandem-lm[plots]' brings matplotlib" if losses else "the record holds no step"
     curve, model = folder.path / "loss.png", folder.path / "model"
-    lacks = "the run ends in a phase that is no language model" if note else "its network can not be exported"
+    last = folder.checkpoints / f"step-{result['step']:08d}"
+    gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
+    unwritten = "not written; the run ends in a phase that is no language model" if note else gone
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
         "loss curve": curve if curve.exists() else f"not drawn; {drawn}",
-        "checkpoint": folder.checkpoints / f"step-{result['step']:08d}",
-        "model": model if model.exists() else f"not written; {lacks}",
+        "checkpoint": last if last.exists() else "gone",
+        "model": model if model.exists() else unwritten if note or last.exists() else "gone",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
     said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]

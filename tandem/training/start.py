@@ -43,7 +43,7 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     folder.require_text(tokens)
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
-        raise UserError(f"start.run = {path}: no checkpoint yet; train it first")
+        raise UserError(f"start.run = {path}: no checkpoint; train it first, or bring its checkpoints back")
     other = theirs.choice("network")(theirs.network, network.vocabulary, theirs.batch.context)
     checkpoint.restore(last, other)
     network.start_from(other)
