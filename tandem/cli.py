@@ -181,7 +181,7 @@ def train(
 
     _train(
         lambda: load(recipe, overrides or []),
-        lambda loaded: runs / (run or f"{Path(recipe).stem}-{loaded.fingerprint}"),
+        lambda loaded: _place(runs, run or f"{Path(recipe).stem}-{loaded.fingerprint}"),
     )
 
 
@@ -197,8 +197,17 @@ def convert(
 
     _train(
         lambda: converted(source, overrides or []),
-        lambda recipe: runs / (run or f"{source.name}-converted-{recipe.fingerprint}"),
+        lambda recipe: _place(runs, run or f"{source.name}-converted-{recipe.fingerprint}"),
     )
+
+
+def _place(runs: Path, name: str) -> Path:
+    """The folder of a run by its name, which must be that of one folder in `runs`."""
+    from tandem.recipe import UserError
+
+    if name == ".." or Path(name).name != name:
+        raise UserError(f"--run {name}: must be the name of one folder, without /; --runs says where it lies")
+    return runs / name
 
 
 def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
@@ -209,8 +218,9 @@ def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
     with joined() as ranks:
         with ranks.together():
             loaded = recipe()
+            target = path(loaded)
         try:
-            pretrain(loaded, path(loaded), ranks=ranks)
+            pretrain(loaded, target, ranks=ranks)
         except Stopped as stopped:
             if ranks.is_first:
                 print(f"{stopped}; the same command goes on from there", file=sys.stderr)
@@ -347,7 +357,7 @@ def import_model(
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
-        return runs / (run or f"{folder.name}-{loaded.fingerprint}")
+        return _place(runs, run or f"{folder.name}-{loaded.fingerprint}")
 
     print(import_run(folder, recipe, overrides or [], path))
 

@@ -225,12 +225,28 @@ def test_an_exported_model_is_opened_on_the_device_that_a_run_takes(run, monkeyp
     assert {parameter.device.type for parameter in network.parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize("name", [".", "..", "mine/new", "/new", "new/"])
+def test_a_name_that_is_not_that_of_one_folder(run, small_corpus, name):
+    before = contents(run.parent)
+    new = ("--run", name, "--runs", run.parent)
+    for command in (("train", "decoder/tiny", *SMALL, *small_corpus), ("convert", run)):
+        refused(tandem(*command, *new), f"--run {name}: must be the name of one folder")
+    assert contents(run.parent) == before
+
+
 def test_the_folder_of_another_recipe(run, small_corpus):
     before = contents(run)
     other = ["network.depth=2", *(word for word in SMALL if "depth" not in word)]
     done = tandem("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *other, *small_corpus)
     refused(done, "another recipe", "network.depth: 1 there, 2 asked")
     assert contents(run) == before
+
+
+def test_a_recipe_that_no_longer_fits_the_weights(run):
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("width: 64", "width: 32"))
+    words = "not the weights of this network as recipe.yaml describes it now; bring back the recipe.yaml that"
+    refused(tandem("evaluate", run), words, "norm.weight: float32 [64], in this run float32 [32]")
 
 
 def test_a_damaged_checkpoint(run):
