@@ -32,12 +32,14 @@ import torch
 import yaml
 
 import tandem
-from tandem.recipe import UserError
+from tandem.recipe import UserError, did_you_mean
 from tandem.training.checkpoint import write_durably
 
 LOCK = ".lock"
-MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel")
-"""Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns."""
+MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel", "training.recompute")
+MAY_DIFFER += ("evaluation.rows",)
+"""Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns. Not
+training.device, on which the automatic precision depends."""
 CURES = {
     "recipe.yaml": "bring it back from a copy: it says what the rest of this folder is; or give this run another name",
     "plan.json": "delete it: the run is planned again, and only the fingerprints of its text are lost",
@@ -67,9 +69,12 @@ class RunFolder:
         """An existing run. Raises: UserError naming the runs that are there instead."""
         folder = cls(path)
         if not folder.recipe.is_file():
+            if (above := run_above(path)) is not None:
+                raise UserError(f"{path}: inside the run {above}, which is the folder to give")
             others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))
+            near = did_you_mean(path.name, others, f"{path.parent}/")
             there = f"runs in {path.parent}: {', '.join(others)}" if others else f"{path.parent} holds no run"
-            raise UserError(f"{path}: no run here; {there}")
+            raise UserError(f"{path}: no run here; {near}{there}")
         read_part(folder.recipe)
         return folder
 
@@ -173,13 +178,14 @@ def read_part(path: Path, kind: type = dict, *keys: str) -> Any:
 
     Raises: UserError with the file's cure where it is missing or damaged.
     """
+    found: Any = None
     try:
         data = path.read_bytes()
         found = yaml.safe_load(data) if path.suffix == ".yaml" else json.loads(data)
     except FileNotFoundError:
         raise damaged(path, "missing") from None
     except (ValueError, yaml.YAMLError):
-        found = None
+        pass
     if not isinstance(found, kind) or any(key not in found for key in keys):
         raise damaged(path)
     return found
@@ -265,6 +271,11 @@ def _cpu() -> str:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def run_above(path: Path) -> Path | None:
+    """The run in whose folder `path` lies; None where it lies in none."""
+    return next((p for p in path.parents if RunFolder(p).recipe.exists() and RunFolder(p).environment.exists()), None)
 
 
 def made(path: Path, what: str) -> Path:

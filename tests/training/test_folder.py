@@ -54,8 +54,12 @@ def test_a_missing_run_is_answered_with_those_that_are_there(tmp_path):
     RunFolder.start(tmp_path / "yours", RECIPE).close()
     with pytest.raises(UserError, match=r"theirs: no run here; runs in .*: mine, yours"):
         RunFolder.open(tmp_path / "theirs")
+    with pytest.raises(UserError, match=f"mime: no run here; did you mean {tmp_path}/mine"):
+        RunFolder.open(tmp_path / "mime")
+    with pytest.raises(UserError, match=f"nothing: inside the run {tmp_path}/mine, which is the folder to give"):
+        RunFolder.open(tmp_path / "mine" / "models" / "nothing")
     with pytest.raises(UserError, match="holds no run"):
-        RunFolder.open(tmp_path / "mine" / "nothing")
+        RunFolder.open(tmp_path / "other" / "nothing")
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
@@ -82,6 +86,7 @@ def test_another_recipe_is_refused_key_by_key(tmp_path):
 def test_what_a_process_leaves_and_where_it_stops_may_differ(tmp_path):
     RunFolder.start(tmp_path / "mine", RECIPE).close()
     later = RECIPE.replace("null", "10").replace("keep: 1", "keep: 3").replace("tokens: 40", "tokens: 20")
+    later += "training: {recompute: true}\nevaluation: {rows: 4}\n"
     with RunFolder.start(tmp_path / "mine", later) as folder:
         assert folder.recipe.read_text() == later
 
