@@ -154,7 +154,8 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
     plan = ranks.first(lambda: read_part(folder.plan, dict, "page", "seconds"))
     ranks.first(lambda: folder.truncate_metrics(step or None))
-    say(f"{folder.path}, {f'going on at step {step:,}' if step else 'new'}, seed {recipe.seed}", "run")
+    begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
+    say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {recipe.seed}", "run")
     for title, text in plan["page"].items():
         say(text, title)
     keep = recipe.checkpoint

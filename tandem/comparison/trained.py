@@ -52,10 +52,8 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
         if not (path / "result.json").exists():
             raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
         model = f"{path / 'model'} can still generate text" if (path / "model").exists() else "its model is gone, too"
-        raise UserError(
-            f"{path}: finished, but its checkpoints are gone; bring them back, or delete result.json and train it anew: "
-            f"{again}; {model}"
-        )
+        cure = f"bring them back, or delete result.json and train it anew: {again}"
+        raise UserError(f"{path}: finished, but its checkpoints are gone; {model}; {cure}")
     # A run that was trained on a GPU also opens without one, and without a compiler: everything here runs eagerly.
     elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
     run = planned(folder, load(str(folder.recipe), elsewhere))

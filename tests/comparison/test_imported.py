@@ -58,6 +58,7 @@ def test_it_can_be_converted_gone_on_with_and_started_from(run):
     assert tuned.exit_code == 0, tuned.output
     alone = tandem("train", run / "recipe.yaml", "--run", run.name, "--runs", run.parent)
     assert alone.exit_code == 0, alone.output
+    assert "from its weights of step 0" in " ".join(alone.output.split())
     losses = [
         [
             json.loads(line)["terms"]
