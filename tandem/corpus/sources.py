@@ -50,6 +50,8 @@ def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
 
 
 def _files(key: str, name: str) -> list[Path]:
+    if not name.strip():  # the path "" is the folder where the command runs
+        raise UserError(f'{key} = "{name}": names no text; {ALLOWED}')
     path = Path(os.path.expanduser(name))
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
@@ -58,7 +60,8 @@ def _files(key: str, name: str) -> list[Path]:
     else:
         files = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
     if not files:
-        raise UserError(f'{key} = "{name}": no such text found; {ALLOWED}')
+        where = "" if path.is_absolute() else f" in {Path.cwd()}, where this command runs"
+        raise UserError(f'{key} = "{name}": no such text found{where}; {ALLOWED}')
     for file in files:
         if not file.name.endswith(KINDS):
             raise UserError(f'{key} = "{file}": unknown kind of file "{file.suffix}"; {ALLOWED}')

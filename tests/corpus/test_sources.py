@@ -118,5 +118,12 @@ def test_an_unknown_kind_or_place_names_what_is_allowed(folder):
     for name in (folder / "nowhere", folder / "*.jsonl", folder / "empty"):
         with pytest.raises(UserError, match="no such text found; allowed are"):
             texts_of(name)
-    with pytest.raises(UserError, match="names no text"):
-        texts_of()
+    for names in ([], [""], [" "]):
+        with pytest.raises(UserError, match="names no text"):
+            texts_of(*names)
+
+
+def test_a_relative_path_that_names_nothing_is_told_with_its_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder / "b")
+    with pytest.raises(UserError, match=f"no such text found in {folder / 'b'}, where this command runs; allowed"):
+        texts_of("a.txt")
