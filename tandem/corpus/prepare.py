@@ -208,14 +208,21 @@ def write(
         progress(done, total)
     for side, writer in writers.items():
         if not writer.documents:
-            raise UserError(
-                f"{key}: no document is left for {side}, of {sum(w.documents for w in writers.values())}; "
-                "give more documents (a text file is one), another share, or other texts as corpus.validation"
-            )
+            raise _none_left(side, by_side[side], sum(w.documents for w in writers.values()), key)
         writer.close([part.source.name for part in by_side[side]])
     for number, name in enumerate(shares):
         if ("train", number) not in found:
             raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
+
+
+def _none_left(side: str, parts: list[Part], documents: int, key: str) -> UserError:
+    """Of a side without documents: its texts hold none, or none of the `documents` of both sides fell to it."""
+    if documents and any(0 < part.held_out < 1 for part in parts):
+        cure = "give more documents (a text file is one), another share, or other texts as corpus.validation"
+        return UserError(f"{key}: no document is left for {side}, of {documents}; {cure}")
+    key = {"train": "corpus.texts", "validation": "corpus.validation"}[side] if key == "corpus" else key
+    names = ", ".join(part.source.name for part in parts[:3]) + (", ..." if len(parts) > 3 else "")
+    return UserError(f"{key}: there is no text in {names}; write some there, or name other texts")
 
 
 def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:

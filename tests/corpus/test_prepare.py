@@ -209,6 +209,15 @@ def test_a_side_without_documents_is_refused(config, tmp_path):
         prepare(config(texts=str(tmp_path / "one.txt")))
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_texts_that_are_empty_are_named_with_their_key(config, tmp_path, tokenizer):
+    none = tmp_path / "none.txt"
+    none.write_text("")
+    for given in ({"texts": str(none)}, {"validation": [str(none)]}):
+        with pytest.raises(UserError, match=rf"corpus\.{next(iter(given))}: there is no text in {none}; write some"):
+            prepare(config(tokenizer=tokenizer, **given))
+
+
 def test_settings_that_mean_nothing_are_refused():
     assert Corpus.Config().vocabulary == 4096 and Corpus.Config(tokenizer="bytes").vocabulary is None
     for bad in ({"tokenizer": "bytes", "vocabulary": 300}, {"vocabulary": 256}, {"validation": 1.0}, {"validation": 0}):
@@ -238,7 +247,7 @@ def test_further_texts_are_prepared_once_under_the_tokenizer_they_are_given(conf
     with pytest.raises(UserError, match=r'evaluation\.texts\.more = "nowhere\.txt": no such text'):
         prepare_texts(config(), key, "nowhere.txt", tokenizer)
     (tmp_path / "none.txt").write_text(" ")
-    with pytest.raises(UserError, match=r"evaluation\.texts\.more: no document is left"):
+    with pytest.raises(UserError, match=r"evaluation\.texts\.more: there is no text in .*none\.txt; write"):
         prepare_texts(config(), key, str(tmp_path / "none.txt"), tokenizer)
 
 
