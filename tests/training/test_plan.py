@@ -54,6 +54,8 @@ def test_a_rate_that_stays_below_its_peak_is_told():
 
     assert told(WSD, 100, warmup=1000, decay=10).startswith("; the rate reaches 0.1 of its peak")
     assert told(WSD, 100, decay=400).startswith("; the rate reaches 0.25 of its peak")
+    assert told(WSD, 10**15, warmup=10**17).startswith("; the rate reaches 0.01 of its peak")
+    assert told(WSD, 10**15) == told(Cosine, 10**15) == told(WSD, 10**15, warmup=1, decay=1) == ""
     assert told(WSD, 100) == told(WSD, 2) == told(Cosine, 30, warmup=0.05, warmup_from_zero=True) == ""
 
 
