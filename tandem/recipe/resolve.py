@@ -146,7 +146,8 @@ def _require_derived_anew(
     was, now = (_following(type(settings), keys, node) for node in (below, above))
     for key in keys:
         written = above.at(key)
-        if written and written is below.at(key) and written.value == was.get(key) != now.get(key):
+        is_given = written and written.value is not None  # null is derived anew by itself
+        if is_given and written is below.at(key) and written.value == was.get(key) != now.get(key):
             value, key, follows = shown(written.value), join(kind, key), shown(now.get(key))
             reason = f"followed from what is changed; {key}=null makes it {follows}, {key}={value} keeps it"
             problems.add(written.origin, f"{key} = {value}: {reason}")

@@ -167,6 +167,21 @@ def test_what_a_saved_recipe_says_of_values_that_follow_from_others_does_not_out
     assert load("own.yaml", ["network.heads=8"]).network.head_width == 20  # followed from nothing
 
 
+def test_a_saved_null_is_derived_anew_from_what_is_changed():
+    @register("log")
+    class Log:
+        class Config(Settings):
+            level: str = "off"
+            every: int | None = None
+
+            def derive(self):
+                return {"every": 9} if self.level == "on" else {}
+
+    Path("saved.yaml").write_text(recipe().to_yaml())
+    assert load("saved.yaml").log.every is None
+    assert load("saved.yaml", ["log.level=on"]).log.every == 9
+
+
 def test_a_variable_is_expanded_where_it_is_used_and_kept_where_it_is_saved(monkeypatch):
     text = BODY.replace("[a.txt]", '["${HERE}/${HERE}.txt", $HERE]')
     monkeypatch.setenv("HERE", "x")
