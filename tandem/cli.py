@@ -162,7 +162,8 @@ def plan(recipe: str, overrides: Overrides = None) -> None:
     from tandem.comparison.pretrain import plan as planned
     from tandem.recipe import load
 
-    print(planned(load(recipe, overrides or [])))
+    loaded = load(recipe, overrides or [])
+    print("\n\n".join([planned(loaded), *loaded.notes]))
 
 
 @main.command()
@@ -219,6 +220,8 @@ def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
         with ranks.together():
             loaded = recipe()
             target = path(loaded)
+        for note in loaded.notes if ranks.is_first else ():
+            print(note, file=sys.stderr)
         try:
             pretrain(loaded, target, ranks=ranks)
         except Stopped as stopped:

@@ -112,6 +112,16 @@ def test_show_explains_a_choice_and_a_recipe(command):
     assert 'network.name   "decoder"  mine.yaml:4' in out
 
 
+def test_show_notes_what_an_override_does_not_keep(command, tmp_path):
+    @register("network", "flat")
+    class Flat:
+        class Config(Settings):
+            depth: int = 1
+
+    (tmp_path / "deep.yaml").write_text("budget: 3 steps\nnetwork: {name: decoder, depth: 5}\n")
+    assert "afresh, without network.depth=5" in command("show", "deep.yaml", "network.name=flat")[1]
+
+
 @pytest.mark.parametrize("what", [["decoder", "network.depth=3"], ["mine.yaml", "network.depth=3"]])
 def test_show_mask_draws_a_network_or_that_of_a_recipe(command, what):
     code, out, _ = command("show", "mask", *what)

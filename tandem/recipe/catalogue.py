@@ -52,7 +52,8 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
     if name in recipes() or name.endswith((".yaml", ".yml")):
         path = find(name)
         title = f"{path}  {_comment(path)}".rstrip()
-        return f"{title}\n\n{columns(load(name, overrides).table())}"
+        recipe = load(name, overrides)
+        return "\n\n".join([title, columns(recipe.table()), *recipe.notes])
     register_all()
     if overrides:
         raise UserError(f"{name} {' '.join(overrides)}: only a recipe takes overrides")

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -52,6 +52,8 @@ class Recipe:
     """Every value, as a complete recipe file would have it; `${NAME}` stays as written."""
     origins: dict[str, Origin] = field(default_factory=dict, compare=False)
     """Dotted key -> where its value was written."""
+    notes: list[str] = field(default_factory=list, compare=False)
+    """What a user may not expect of the overrides, a sentence each."""
     choices: dict[str, type] = field(default_factory=dict, compare=False)
     settings: dict[str, Settings] = field(default_factory=dict, compare=False)
 
@@ -120,6 +122,7 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
     Raises: UserError with one line for each of `problems` and each one found here.
     """
     register_all()
+    layers = [*layers]
     recipe, trees = Recipe(), [*accumulate(layers, _over, initial=Node({}, DEFAULT))]
     tree = Node(trees[-1].value, origin)
     kinds = list(filter(registered, SECTIONS))
@@ -133,7 +136,21 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
         for kind, settings in recipe.settings.items():
             _require_derived_anew(kind, settings, below.at(kind), tree.at(kind), problems)
     problems.raise_any()
+    for below, top in zip(trees, layers, strict=False):
+        recipe.notes.extend(_not_kept(recipe, below, top) if top.origin == OVERRIDE else ())
     return recipe
+
+
+def _not_kept(recipe: Recipe, below: Node, top: Node) -> Iterator[str]:
+    """For each section to which `top` gives another name, the values below that it loses and could have kept."""
+    for kind in _renamed(below, top):
+        now, given = recipe.values[kind], top.value[kind].value
+        was = written if isinstance(written := below.value[kind].plain(), dict) else {}
+        lost = {key: value for key, value in was.items() if key in now.keys() - given.keys()}
+        words = [f"{kind}.{key}={shown(value)}" for key, value in lost.items() if value not in (None, now[key])]
+        if words:
+            told = f"{kind}.name={now['name']} starts the section afresh, without {', '.join(words)} of the recipe"
+            yield f"{told}; what is to stay must be given again"
 
 
 def _require_derived_anew(
@@ -146,8 +163,9 @@ def _require_derived_anew(
     was, now = (_following(type(settings), keys, node) for node in (below, above))
     for key in keys:
         written = above.at(key)
-        is_given = written and written.value is not None  # null is derived anew by itself
-        if is_given and written is below.at(key) and written.value == was.get(key) != now.get(key):
+        if not written or written.value is None:  # null is derived anew by itself
+            continue
+        if written is below.at(key) and written.value == was.get(key) != now.get(key):
             value, key, follows = shown(written.value), join(kind, key), shown(now.get(key))
             reason = f"followed from what is changed; {key}=null makes it {follows}, {key}={value} keeps it"
             problems.add(written.origin, f"{key} = {value}: {reason}")
@@ -181,17 +199,22 @@ def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ())
 
 def _over(base: Node, top: Node) -> Node:
     """`top` on top of `base`, except that a section which changes its name starts afresh."""
+    # An empty section, such as `batch:`, changes nothing
+    top = Node({k: node for k, node in top.value.items() if k not in SECTIONS or node.value is not None}, top.origin)
+    fresh = _renamed(base, top)
+    return top.over(Node({k: node for k, node in base.value.items() if k not in fresh}, base.origin))
+
+
+def _renamed(base: Node, top: Node) -> list[str]:
+    """The sections for which `top` makes another choice than `base`."""
 
     def name(kind: str, tree: Node) -> Any:
         section = tree.at(kind)
         named = section and section.at("name")
         return named and named.value
 
-    # An empty section, such as `batch:`, changes nothing
-    top = Node({k: node for k, node in top.value.items() if k not in SECTIONS or node.value is not None}, top.origin)
     old = {kind: name(kind, base) or default_name(kind) for kind in base.value if is_choice(kind)}
-    fresh = {kind for kind in old if old[kind] and name(kind, top) not in (None, old[kind])}
-    return top.over(Node({k: node for k, node in base.value.items() if k not in fresh}, base.origin))
+    return [kind for kind in old if old[kind] and name(kind, top) not in (None, old[kind])]
 
 
 def _read_section(kind: str, node: Node, recipe: Recipe, problems: Problems) -> None:
