@@ -120,10 +120,10 @@ def _scalar(tag: str, text: str) -> Any:
     return text
 
 
-def parse(text: str, source: Origin, problems: Problems, quoted: str = "") -> Node:
+def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above: str = "") -> Node:
     """Read one YAML document; if a key is written twice, the first counts and the second is added to `problems`.
 
-    Raises: UserError where the text is not YAML; its message has `quoted` before the reason.
+    Messages have `above` before a key. Raises: UserError where the text is not YAML, with `quoted` before the reason.
     """
 
     def place(mark: yaml.Mark) -> Origin:
@@ -137,7 +137,10 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "") -> No
         mapping: dict[str, Node] = {}
         for key, value in node.value:
             name, here = str(key.value), place(key.start_mark)
-            if name in mapping:
+            if not isinstance(key, yaml.ScalarNode):
+                written = text[key.start_mark.index : key.end_mark.index]
+                problems.add(here, f"{above}{written}: a key must be text, not a list or a mapping")
+            elif name in mapping:
                 problems.add(here, f"{above}{name}: written twice, first at {mapping[name].origin}")
             else:
                 mapping[name] = convert(value, here, f"{above}{name}.")
@@ -153,7 +156,7 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "") -> No
         raise UserError(
             f"{source}  {quoted}cannot be read: character {error.position} is not allowed in YAML"
         ) from None
-    return convert(root, place(root.start_mark), "") if root else Node(None, source)
+    return convert(root, place(root.start_mark), above) if root else Node(None, source)
 
 
 def to_yaml(values: dict[str, Any]) -> str:
@@ -235,17 +238,19 @@ def read_chain(reference: str, problems: Problems) -> list[Node]:
 
 def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
     """Read overrides `section.key=value` with YAML values; if a key is given twice, the later value counts."""
-    tree = Node({}, OVERRIDE)
+    tree, said = Node({}, OVERRIDE), ""
     for override in overrides:
         key, equals, text = override.partition("=")
         parts = key.strip().split(".")
+        said = override if equals else f"{said} {override}".strip()
         if not equals or not all(parts):
-            problems.add(OVERRIDE, f"{override}: write section.key=value, such as network.depth=4")
+            cure = f'; if it is of the value before it, quote both: "{said}"' if not equals and "=" in said else ""
+            problems.add(OVERRIDE, f"{override}: write section.key=value, such as network.depth=4{cure}")
             continue
         if parts == ["extends"]:
             problems.add(OVERRIDE, f"{override}: a recipe says in its file what it extends")
             continue
-        node = parse(text, OVERRIDE, problems, f"{override}: ")
+        node = parse(text, OVERRIDE, problems, f"{override}: ", f"{key.strip()}.")
         for part in reversed(parts):
             node = Node({part: node}, OVERRIDE)
         tree = node.over(tree)

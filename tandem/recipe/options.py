@@ -1,5 +1,6 @@
 """One section: from its nodes to typed Settings, or to one line for each mistake."""
 
+import functools
 import json
 import os
 import re
@@ -96,7 +97,7 @@ def _explain(
         if inner is None and below and error["type"] == "extra_forbidden":
             owner = settings_in(field.annotation)
             takes = [*(owner.model_fields if owner else []), *(beside if owner is config else [])]
-            reason = f"no such key; {_meant(part, kind, name, key, takes)}"
+            reason = f"no such key; {_nested(part, below, takes) or _meant(part, kind, name, key, takes)}"
             reason += f"{name if key == kind else key} takes {', '.join(takes)}"
             return below.origin, f"{join(key, part)} = {shown(below.plain())}: {reason}"
         if inner is None or (below is None and error["type"] != "missing"):
@@ -111,6 +112,13 @@ def _explain(
     if error["type"] in ("value_error", "assertion_error"):
         return node.origin, f"{subject}: {error['msg'].partition(', ')[2]}"
     return node.origin, f"{subject}: must be {allowed}"
+
+
+def _nested(unknown: str, node: Node, takes: list[str]) -> str:
+    """Of a dotted key in a file: how to write it."""
+    first, *parts = unknown.split(".")
+    inner = functools.reduce(lambda text, part: f"{{{part}: {text}}}", reversed(parts), shown(node.plain()))
+    return f"write {first}: {inner}; " if parts and first in takes else ""
 
 
 def _meant(unknown: str, kind: str, name: str, key: str, takes: list[str]) -> str:

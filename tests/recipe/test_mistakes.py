@@ -18,6 +18,21 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
         "mine.yaml:4  network.windw = 64: no such key; did you mean network.window? sps takes depth, window",
     ),
     "a misspelt section": ("batsh: {}", None, f"mine.yaml:6  batsh = {{}}: no such key; did you mean batch? {TAKES}"),
+    "a dotted key": (
+        "network.rope.base: 5",
+        None,
+        f"mine.yaml:6  network.rope.base = 5: no such key; write network: {{rope: {{base: 5}}}}; {TAKES}",
+    ),
+    "a dotted key of a section": (
+        "  name: decoder\n  rope.base: 5",
+        "  name: decoder",
+        f"mine.yaml:4  network.rope.base = 5: no such key; write rope: {{base: 5}}; {DECODER}",
+    ),
+    "a list for a key": (
+        "batch: {[a, b]: 1}",
+        None,
+        "mine.yaml:6  batch.[a, b]: a key must be text, not a list or a mapping",
+    ),
     "a key without its section": (
         "context: 8",
         None,
@@ -226,6 +241,7 @@ WRONG_OVERRIDES = {
     "network..depth=3": "override  network..depth=3: write section.key=value, such as network.depth=4",
     "corpus.texts=[a": "override  corpus.texts=[a: cannot be read: while parsing a flow sequence "
     "expected ',' or ']', but got '<stream end>'",
+    "corpus.shares={a: 1, a: 2}": "override  corpus.shares.a: written twice, first at override",
     "extends=other": "override  extends=other: a recipe says in its file what it extends",
     "budget=3 day": f'override  budget = "3 day": unknown unit "day"; {UNITS}',
 }
@@ -234,6 +250,12 @@ WRONG_OVERRIDES = {
 @pytest.mark.parametrize("override", WRONG_OVERRIDES)
 def test_a_wrong_override_is_told_as_one(override):
     assert complaint(overrides=[override]) == WRONG_OVERRIDES[override]
+
+
+def test_a_value_that_the_shell_has_split_is_told_with_its_quotes():
+    told = complaint(overrides=["seed=1", "budget=200", "steps", "of", "training", "batch.rows=2"]).splitlines()
+    for line, said in zip(told, ("200 steps", "200 steps of", "200 steps of training"), strict=False):
+        assert line.endswith(f'such as network.depth=4; if it is of the value before it, quote both: "budget={said}"')
 
 
 def test_all_mistakes_come_at_once_in_the_order_of_the_file_and_overrides_last():
