@@ -94,12 +94,13 @@ def show(
     tandem show mask decoder          which key each query may read, of a network or of a recipe
     """
     from tandem.recipe import explain, overview
+    from tandem.recipe.document import names_study
 
     if what is None:
         print(overview())
     elif what == "mask":
         print(_masks(*(more or [])))
-    elif what.startswith("studies/"):
+    elif names_study(what):
         from tandem.comparison.grid import load_grid
 
         for name, study in load_grid(what, more or []).cells.items():

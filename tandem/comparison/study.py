@@ -49,6 +49,7 @@ from tandem.recipe.document import (
     Origin,
     Problems,
     find,
+    is_study,
     read_chain,
     read_overrides,
     shown,
@@ -197,8 +198,22 @@ class Study:
 
 def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
     """Path of a study, the trees of its files, the most general first, and the overrides on top of them."""
-    path = find(f"studies/{reference}" if f"studies/{reference}" in recipes() else reference)
-    return path, read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))
+    path = _find(reference)
+    files, asked = read_chain(str(path), problems), _aimed(read_overrides(overrides, problems))
+    if not is_study([*files, asked]) and any(file.value.keys() & {*SECTIONS} for file in files):
+        raise UserError(f"{files[-1].origin}  this is a recipe, not a study; `tandem train` trains it")
+    return path, files, asked
+
+
+def _find(reference: str) -> Path:
+    """The file of a study, by its path or its name, with or without `studies/`. Raises: UserError with the nearest."""
+    if f"studies/{reference}" in recipes():
+        return find(f"studies/{reference}")
+    if reference in recipes() or reference.endswith((".yaml", ".yml")):
+        return find(reference)
+    named = [name.removeprefix("studies/") for name in recipes() if name.startswith("studies/")]
+    near = did_you_mean(reference.removeprefix("studies/"), named)
+    raise UserError(f"{shown(reference)}: no such study; {near}`tandem show` lists them")
 
 
 def study_of(path: Path, files: list[Node], above: list[Node], problems: Problems) -> Study:
@@ -219,10 +234,12 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
 
 def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], str]]:
     """(place in the file, what is wrong there) for values that are valid alone but not together."""
-    if (keys.budget is None) == (keys.together is None):
+    if keys.budget is None and keys.together is None:
+        yield (), "budget: required: what each run may spend, such as 2e6 tokens; or together: what all may"
+    if keys.budget and keys.together:
         yield (
-            (),
-            "budget: required: what each run may spend, such as 2e6 tokens; or together: what all may; one of them",
+            ("together",),
+            f" = {shown(keys.together)}: budget = {shown(keys.budget)} is given too; take one of them out",
         )
     if keys.baseline not in keys.arms:
         near = did_you_mean(keys.baseline, keys.arms)

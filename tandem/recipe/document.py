@@ -178,6 +178,11 @@ def recipes() -> dict[str, Path]:
     return found
 
 
+def is_study(layers: Iterable[Node]) -> bool:
+    """Whether the trees of files are those of a study: it has arms, a recipe has none."""
+    return any(layer.at("arms") or layer.at("grid") for layer in layers)
+
+
 def find(reference: str, beside: Path = Path()) -> Path:
     """The file of a recipe, given as a path (ends in .yaml or .yml, relative to `beside`) or as a name.
 
@@ -234,6 +239,12 @@ def read_chain(reference: str, problems: Problems) -> list[Node]:
         if path.resolve() in seen:
             reason = "this recipe is among those that it extends"
             raise UserError(f"{parent.origin}  extends = {shown(parent.value)}: {reason}")
+
+
+def names_study(reference: str) -> bool:
+    """Whether a study has this name, with its `studies/`, or this file holds one. Raises: UserError as `read_chain`."""
+    is_path = reference.endswith((".yaml", ".yml"))
+    return reference.startswith("studies/") or (is_path and is_study(read_chain(reference, Problems())))
 
 
 def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:

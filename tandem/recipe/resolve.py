@@ -18,6 +18,7 @@ from tandem.recipe.document import (
     Node,
     Origin,
     Problems,
+    is_study,
     parse,
     read_chain,
     read_overrides,
@@ -25,7 +26,16 @@ from tandem.recipe.document import (
     to_yaml,
 )
 from tandem.recipe.options import RECIPE, as_written, join, origins, read_options
-from tandem.recipe.settings import SECTIONS, Settings, default_name, did_you_mean, is_choice, register_all, registered
+from tandem.recipe.settings import (
+    SECTIONS,
+    Settings,
+    UserError,
+    default_name,
+    did_you_mean,
+    is_choice,
+    register_all,
+    registered,
+)
 
 
 class Run(Settings):
@@ -123,6 +133,8 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
     """
     register_all()
     layers = [*layers]
+    if is_study(layers):
+        raise UserError(f"{origin.source}  this is a study, not a recipe; `tandem compare` trains its arms")
     recipe, trees = Recipe(), [*accumulate(layers, _over, initial=Node({}, DEFAULT))]
     tree = Node(trees[-1].value, origin)
     kinds = list(filter(registered, SECTIONS))

@@ -1,13 +1,15 @@
 """A study says what its runs are, and every mistake in it, with its line, before anything is trained."""
 
+import re
 from pathlib import Path
 
 import pytest
 from tiny import STUDY, read, write
+from typed import tandem
 
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.grid import load_grid
-from tandem.recipe import UserError, recipes
+from tandem.recipe import UserError, load, recipes
 
 RATES = "rates: [1e-3, 4e-3]\n"
 
@@ -104,6 +106,11 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
         ("gird: {}", "", "gird = {}: no such key; did you mean grid? a study takes title"),
         ("budget: 3 Gt", "budget: 30 steps", 'tiny.yaml:19  budget = "3 Gt": unknown unit "Gt"; write "5e9 tokens"'),
         ("", "budget: 30 steps", "budget: required: what each run may spend"),
+        (
+            "together: 1 hour",
+            "",
+            'tiny.yaml:20  together = "3600 seconds": budget = "30 steps" is given too; take one of them out',
+        ),
         ("rates: [1e-3]", "", "tiny.yaml:20  rates = [0.001]: one is no choice"),
         (RATES + "tuning_seed: 1", "", "tiny.yaml:18  seeds = [1]: 1 is the seed of the trials"),
         (
@@ -199,6 +206,21 @@ def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch
     monkeypatch.setenv("TANDEM_DATA", "/data")
     for study in load_grid(name.removeprefix("studies/")).cells.values():
         assert study.arms.keys() >= {study.baseline} and study.texts
+
+
+def test_a_recipe_is_told_from_a_study_and_a_misspelt_name_from_both(tmp_path, small_corpus):
+    for reference, told in {
+        "decoder/tiny": "tiny.yaml  this is a recipe, not a study; `tandem train` trains it",
+        "demoo": '"demoo": no such study; did you mean demo? `tandem show` lists them',
+        "studies/demoo": '"studies/demoo": no such study; did you mean demo? `tandem show` lists them',
+    }.items():
+        with pytest.raises(UserError, match=re.escape(told)):
+            load_grid(reference)
+    path = write(tmp_path, small_corpus)
+    for reference in (str(path), "studies/demo"):
+        with pytest.raises(UserError, match=r"yaml  this is a study, not a recipe; `tandem compare` trains its arms"):
+            load(reference, ["network.depth=3"])
+    assert tandem("show", path, "seeds=[7]").stdout.startswith("title: Deep or wide\n")
 
 
 def test_the_file_written_is_found_by_its_path(tmp_path, small_corpus):
