@@ -84,7 +84,7 @@ def show(
         list[str] | None, typer.Argument(help="After a recipe: KEY=VALUE; after `mask`: a network or a recipe.")
     ] = None,
 ) -> None:
-    """Show what there is to choose from, and the options of each choice.
+    """Show what there is to choose from, with all options.
 
     \b
     tandem show                       sections, their choices, recipes
@@ -144,7 +144,7 @@ def prepare_text(
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte against what was written.")] = False,
 ) -> None:
-    """Turn the text of a recipe into a prepared corpus; `train` does it too."""
+    """Turn the text of a recipe into a prepared corpus. `train` does it too."""
     from tandem.comparison.pretrain import prepared
     from tandem.recipe import load
 
@@ -159,7 +159,7 @@ def prepare_text(
 
 @main.command()
 def plan(recipe: str, overrides: Overrides = None) -> None:
-    """Show what a run would do and cost: every value with its origin, FLOPs, and measured memory and time."""
+    """Show what a run would do and cost. Every value with its origin, FLOPs, and measured memory and time."""
     from tandem.comparison.pretrain import plan as planned
     from tandem.recipe import load
 
@@ -174,7 +174,7 @@ def train(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
-    """Train a recipe; the same command again continues an interrupted run.
+    """Train a recipe, or continue an interrupted run of it.
 
     \b
     torchrun --nproc-per-node N -m -- tandem train ...    on N processes, each with a GPU where there are any
@@ -194,7 +194,7 @@ def convert(
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
-    """Make a trained decoder context-ready, at first computing the same function, and train it further."""
+    """Make a trained decoder context-ready and train it further. At first it computes the same function."""
     from tandem.comparison.trained import converted
 
     _train(
@@ -241,7 +241,7 @@ def compare(
     studies: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("studies"),
     list_only: Annotated[bool, typer.Option("--list", help="List what is done and what is missing.")] = False,
 ) -> None:
-    """Train the arms of a study and compare them; the same command again continues, or shows the result.
+    """Train the arms of a study and compare them. The same command again continues, or shows the result.
 
     Started several times, on one machine or on many that share the folder, the commands divide the runs among them.
     """
@@ -274,7 +274,7 @@ def evaluate(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Score held-out text token by token, in nats per token and bits per byte, or run tasks.
+    """Score held-out text token by token, or run tasks.
 
     \b
     tandem evaluate RUN                                       nats per token, bits per byte
@@ -295,6 +295,17 @@ def evaluate(
         print(trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step))
 
 
+def _ranged(bounds: str, holds: Callable[[float], bool], told: str) -> Any:
+    """An option for a number within bounds that typer's `min` and `max`, which let infinity pass, cannot express."""
+
+    def check(value: float | None) -> float | None:
+        if value is None or holds(value):
+            return value
+        raise typer.BadParameter(f"{value} is not in the range {bounds}.")
+
+    return typer.Option(callback=check, metavar=bounds, help=told)
+
+
 @main.command()
 def generate(
     run: Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")],
@@ -302,10 +313,12 @@ def generate(
         list[str] | None, typer.Argument(help="Texts to continue; with none, start a new document.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = 0.8,
+    temperature: Annotated[
+        float, _ranged("0<=T<inf", lambda t: 0 <= t < float("inf"), "0 always takes the most likely token.")
+    ] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most likely tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Draw from the fewest tokens with probability p in all.")
+        float | None, _ranged("0<P<=1", lambda p: 0 < p <= 1, "Draw from the fewest tokens with probability P in all.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.")] = 0,
     file: Annotated[
@@ -343,7 +356,7 @@ def analyse(
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
-    """Run an analysis; its record and picture go to RUN/analysis, or to ./analysis for a recipe."""
+    """Run an analysis. Its record and picture go to RUN/analysis, or to ./analysis for a recipe."""
     from tandem.comparison import trained
 
     print(trained.analyse(name, run, options or [], unfinished, step))
@@ -357,7 +370,7 @@ def import_model(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
-    """Make a run from a decoder trained elsewhere: to evaluate it, convert it, train it further or compare it."""
+    """Make a run from a decoder trained elsewhere. To evaluate it, convert it, train it further or compare it."""
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
@@ -368,7 +381,7 @@ def import_model(
 
 @main.command()
 def export(run: RunPath, folder: Path, unfinished: Unfinished = False, step: AtStep = None) -> None:
-    """Write a run's model as a folder that transformers reads, with or without Tandem installed."""
+    """Write a run's model as a folder that transformers reads. Tandem need not be installed to read it."""
     from tandem.comparison import trained
 
     print(trained.write_model(run, folder, unfinished, step))

@@ -88,6 +88,22 @@ main()
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
+def test_help_shows_the_first_sentence_of_every_command_whole(command):
+    _, out, _ = command("--help")
+    commands = out.partition("Commands:\n")[2].splitlines()
+    assert len(commands) >= 10 and all(len(line) <= 80 and not line.endswith("...") for line in commands), out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "bounds"),
+    [("--top-p", value, "0<P<=1") for value in ("0.0", "1.5", "nan")]
+    + [("--temperature", value, "0<=T<inf") for value in ("-1.0", "inf", "nan")],
+)
+def test_bounds_of_sampling_are_told_with_their_option(command, option, value, bounds):
+    code, _, errors = command("generate", "nowhere", option, value)
+    assert code == 2 and f"'{option}': {value} is not in the range {bounds}." in errors
+
+
 def test_show_lists_what_there_is(command):
     code, out, _ = command("show")
     assert code == 0
