@@ -146,15 +146,14 @@ def prepare_text(
 ) -> None:
     """Turn the text of a recipe into a prepared corpus. `train` does it too."""
     from tandem.comparison.pretrain import prepared
-    from tandem.recipe import load
+    from tandem.recipe import counted, load
 
     corpus = prepared(load(recipe, overrides or []))
     for store in (corpus.train, corpus.validation):
         if verify:
             store.verify()
-        print(
-            f"{store.folder}: {len(store):,} documents, {len(store.tokens):,} tokens, fingerprint {store.fingerprint}"
-        )
+        size = f"{counted(len(store), 'documents')}, {len(store.tokens):,} tokens"
+        print(f"{store.folder}: {size}, fingerprint {store.fingerprint}")
 
 
 @main.command()

@@ -111,7 +111,7 @@ def test_no_held_out_document_for_one_half(tmp_path):
     given = [f"corpus.{key}={tmp_path / name}" for key, name in {"texts": "more.txt", "validation": "one.txt"}.items()]
     given += [f"corpus.folder={tmp_path}", "corpus.tokenizer=bytes", "evaluation.split=tuning"]
     done = tandem("train", "decoder/tiny", "--runs", tmp_path / "runs", *SMALL, *given)
-    refused(done, "1 documents, of which one half is for tuning (evaluation.split): none is left to score")
+    refused(done, "1 document, of which one half is for tuning (evaluation.split): none is left to score")
     assert not (tmp_path / "runs").exists()
 
 
@@ -149,7 +149,12 @@ def test_a_changed_byte_of_a_store(tmp_path, texts):
     (store,) = tmp_path.glob("*/validation")
     (store / "tokens.bin").write_bytes(b"!" + (store / "tokens.bin").read_bytes()[1:])
     assert tandem("prepare", "decoder/tiny", *given).exit_code == 0
-    refused(tandem("prepare", "decoder/tiny", "--verify", *given), f"{store} is not a usable", "contents have changed")
+    refused(
+        tandem("prepare", "decoder/tiny", "--verify", *given),
+        f"{store} is not a usable",
+        "contents have changed",
+        "delete",
+    )
 
 
 def test_a_run_that_is_not_there(run):

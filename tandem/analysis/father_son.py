@@ -156,7 +156,7 @@ def read_names(path: str | None) -> list[str]:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"analysis.names = {path}: can not be read ({error}); give a text file, a name on each line"
+            f"analysis.names = {path}: cannot be read ({error}); give a text file, a name on each line"
         ) from error
     return list(dict.fromkeys(line.strip() for line in lines if len(line.split()) == 1))
 

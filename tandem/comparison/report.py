@@ -31,6 +31,7 @@ from tandem.comparison.table import (
     plain,
     tabulate,
 )
+from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
 from tandem.training.folder import leaves, replace_file
 
@@ -96,7 +97,7 @@ def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "seeds", ", ".join(map(str, study.seeds))
     yield "budget of a run", f"{scaled(study.budget.amount)} {study.budget.unit}"
     yield "texts", ", ".join(map(portable, study.texts))
-    yield "held out", f"{summary.documents:,} documents" if summary.documents else "none yet"
+    yield "held out", counted(summary.documents, "documents") if summary.documents else "none yet"
 
 
 def _notes(summary: Summary) -> str:

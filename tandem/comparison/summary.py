@@ -18,6 +18,7 @@ import yaml
 from tandem.comparison.results import Point, Result, require_same_documents, require_same_text
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
+from tandem.recipe import counted
 from tandem.training.display import scaled
 from tandem.training.folder import read_part
 
@@ -221,7 +222,7 @@ class Summary:
         rival = max(judged.to_best, key=lambda arm: (_last_if_nan(judged.p_to_best[arm]), judged.to_best[arm].mean))
         difference = judged.to_best[rival]
         by = f"{fixed(-difference.mean)} nats per token"
-        over = f"over {difference.seeds} seeds and {self.documents:,} held-out documents"
+        over = f"over {counted(difference.seeds, 'seeds')} and {counted(self.documents, 'held-out documents')}"
         if difference.is_nothing:
             return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
         confidence = f"{100 * (1 - level):g} % interval"

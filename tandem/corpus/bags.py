@@ -67,7 +67,7 @@ class BagRows:
 class FoldedRows:
     """Rows of `context` bags, each bag from one document, from the first that begins at token `begin` or later.
 
-    Raises: UserError if no document has a bag and a target, and for a mixture of sources, because a bag can not be
+    Raises: UserError if no document has a bag and a target, and for a mixture of sources, because a bag cannot be
         found by its number in their order.
     """
 

@@ -176,7 +176,7 @@ def checked(value: Any, where: str) -> Text:
     try:
         for part in parts_of(value):
             part.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 can not
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 cannot
         raise UserError(f"{where} is not Unicode text ({error.reason})") from error
     return value
 

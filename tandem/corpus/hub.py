@@ -82,4 +82,4 @@ class Hub:
             )
         except (OSError, ValueError) as error:  # no network; no such data set, configuration or split
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"{self.name}: can not be opened: {first}") from error
+            raise UserError(f"{self.name}: cannot be opened: {first}") from error

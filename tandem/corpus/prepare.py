@@ -32,7 +32,7 @@ from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.recipe import Settings, UserError, register
 
 Progress = Callable[[int, int | None], None]
-"""Called with bytes done and bytes in all, as the sources count them; the latter is None if a source can not tell.
+"""Called with bytes done and bytes in all, as the sources count them; the latter is None if a source cannot tell.
 Training a tokenizer takes a first pass over the training sources."""
 SIDES = ("train", "validation")
 
@@ -124,7 +124,7 @@ class Corpus:
 def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None) -> Corpus:
     """Opens the corpus that a recipe describes, preparing it first if necessary.
 
-    Raises: UserError if a text or tokenizer can not be read, a split has no document, or a prepared store is damaged.
+    Raises: UserError if a text or tokenizer cannot be read, a split has no document, or a prepared store is damaged.
     """
     parts, shares = _parts(config)
     tokenizer = None if config.tokenizer == "bpe" else load_tokenizer(config.tokenizer)
@@ -138,7 +138,7 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
             trained_on = [part for part in parts if part.held_out < 1]
             tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
             write(partial, parts, shares, tokenizer, progress)
-    return Corpus(*_opened(folder, SIDES, config.sentences))
+    return Corpus(*(Store(folder / side, config.sentences) for side in SIDES))
 
 
 def prepare_texts(
@@ -159,7 +159,7 @@ def prepare_texts(
         if partial:
             _check(parts)
             write(partial, parts, {}, tokenizer, progress, ("validation",), key)
-    return _opened(folder, ("validation",), config.sentences)[0]
+    return Store(folder / "validation", config.sentences)
 
 
 def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
@@ -172,13 +172,6 @@ def _check(parts: list[Part]) -> None:
     """Raises what would keep texts from being read, before any of them is."""
     for part in parts:
         part.source.check()
-
-
-def _opened(folder: Path, sides: Sequence[str], sentences: Segmentation | None) -> list[Store]:
-    try:
-        return [Store(folder / side, sentences) for side in sides]
-    except UserError as error:
-        raise UserError(f"{error}; delete {folder} and prepare the corpus again") from error
 
 
 def write(

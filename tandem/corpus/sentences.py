@@ -134,7 +134,7 @@ def segment(
 
     Args:
         progress: called with tokens done and tokens in all.
-    Raises: UserError if the splitter is not installed, or can not be used with this store.
+    Raises: UserError if the splitter is not installed, or cannot be used with this store.
     """
     version, options = version_of(config.splitter), config.model_dump()
     if config.weights:  # as for sources: hashing hundreds of megabytes would delay the opening of a segmentation
@@ -171,7 +171,7 @@ def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None)
 def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:
     """Makes a segmentation in a new folder."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
-        raise UserError("corpus.sentences: this tokenizer changes the text, so sentences can not be found again in its "
+        raise UserError("corpus.sentences: this tokenizer changes the text, so sentences cannot be found again in its "
                         "tokens; take a byte-level one, or splitter every")  # fmt: skip
     if config.splitter == "given" and not len(store.given):
         raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")

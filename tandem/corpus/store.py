@@ -130,7 +130,8 @@ class Store:
         return np.memmap(path, dtype, mode="r") if count else np.zeros(0, dtype)
 
     def _unusable(self, what: str) -> UserError:
-        return UserError(f"{self.folder} is not a usable corpus store: {what}")
+        cure = f"delete {self.folder.parent} and prepare the corpus again"
+        return UserError(f"{self.folder} is not a usable corpus store: {what}; {cure}")
 
 
 class StoreWriter:
@@ -226,7 +227,7 @@ def unmade(folder: Path) -> Iterator[Path | None]:
     """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
 
     One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind.
-    Raises: UserError if the disk is full, or something can not be read or written.
+    Raises: UserError if the disk is full, or something cannot be read or written.
     """
     if folder.exists():
         yield None

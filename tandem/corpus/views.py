@@ -67,7 +67,7 @@ class View(Protocol):
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
         """The rows of one step, or one of `parts` equal parts of them: together they are the same for any `parts`.
 
-        Raises: UserError if the rows can not be split into `parts`.
+        Raises: UserError if the rows cannot be split into `parts`.
         """
         ...
 
@@ -96,7 +96,7 @@ class PackedRows:
         return self
 
     def require(self) -> None:
-        """Raises: UserError if this view can not serve the run; packed rows always can."""
+        """Raises: UserError if this view cannot serve the run; packed rows always can."""
 
     @property
     def words(self) -> str:
@@ -119,9 +119,9 @@ class PackedRows:
 
 
 def equal_part(rows: int, parts: int) -> int:
-    """Rows of each of `parts` equal parts. Raises: UserError if the rows can not be split equally."""
+    """Rows of each of `parts` equal parts. Raises: UserError if the rows cannot be split equally."""
     if rows % parts:
-        raise UserError(f"batch: {rows} rows can not be split into {parts} equal parts")
+        raise UserError(f"batch: {rows} rows cannot be split into {parts} equal parts")
     return rows // parts
 
 

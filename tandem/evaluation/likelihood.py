@@ -35,7 +35,7 @@ from pydantic import Field
 
 from tandem.corpus import SUBSET, Store, rows_of, shuffled, suffix_windows
 from tandem.networks.network import Network
-from tandem.recipe import Recipe, Settings, UserError, register
+from tandem.recipe import Recipe, Settings, UserError, counted, register
 
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
 """Slices of the shuffled order: what is chosen on the tuning half is compared on documents that had no say in it."""
@@ -146,7 +146,8 @@ def documents_to_score(store: Store, documents: int | None, split: str) -> np.nd
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
     if not len(order):
         half = "" if split == "all" else f", of which one half is for {split} (evaluation.split)"
-        raise UserError(f"{store.folder}: {len(store):,} documents{half}: none is left to score; hold out more text")
+        there = f"{store.folder}: {counted(len(store), 'documents')}{half}"
+        raise UserError(f"{there}: none is left to score; hold out more text")
     return order
 
 

@@ -54,7 +54,7 @@ class Texts:
 def read_tasks(names: str) -> list[TaskFile | Texts]:
     """The tasks and texts that comma-separated names stand for, each once.
 
-    Raises: UserError naming a file that can not be read, with the line if it is known, or two that share a name.
+    Raises: UserError naming a file that cannot be read, with the line if it is known, or two that share a name.
     """
     found: dict[str, TaskFile | Texts] = {}
     kept: dict[str, str] = {}  # name of a record -> where its task or text is written

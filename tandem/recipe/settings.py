@@ -145,6 +145,11 @@ def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
     return f"did you mean {prefix}{near[0]}? " if near else ""
 
 
+def counted(number: int, things: str) -> str:
+    """A number of things whose name ends in s: "1 document", "1,200 documents"."""
+    return f"{number:,} {things if number != 1 else things[:-1]}"
+
+
 def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """A type and its bounds in words: "a whole number >= 0 or null", "one of tiled, dense"."""
     kind, args = get_origin(annotation), get_args(annotation)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tandem.nn.init import roles
+from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
 from tandem.training.speed import Speed
 
@@ -28,7 +29,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
-        f"{len(run.corpus.train):,} documents, {run.rows.of_run(run.steps).words}",
+        f"{counted(len(run.corpus.train), 'documents')}, {run.rows.of_run(run.steps).words}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
@@ -72,7 +73,7 @@ def _sources(run: "Run") -> str:
     for number, (name, share) in enumerate(store.manifest.shares.items()):
         lengths = store.lengths[store.source_of == number]
         tokens = scaled(int(lengths.sum()))
-        parts.append(f"{name} {share:.1%} ({tokens} tokens in {len(lengths):,} documents)")
+        parts.append(f"{name} {share:.1%} ({tokens} tokens in {counted(len(lengths), 'documents')})")
     texts = run.recipe.corpus.texts
     return " + ".join(parts) or (texts if isinstance(texts, str) else ", ".join(texts))
 

@@ -155,7 +155,7 @@ def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("Ann\nBob\n\nMary Ann\nBob\n")
     assert read_names(str(path)) == ["Ann", "Bob"]
-    with pytest.raises(UserError, match=r"analysis.names = .*absent.txt: can not be read"):
+    with pytest.raises(UserError, match=r"analysis.names = .*absent.txt: cannot be read"):
         read_names(str(tmp_path / "absent.txt"))
 
 

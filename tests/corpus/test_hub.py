@@ -46,8 +46,8 @@ def test_rows_of_a_configuration_and_split_are_streamed(local):
 @pytest.mark.parametrize(
     ("name", "field", "said"),
     [
-        ("hf:own/tiny/medium", "text", "hf:own/tiny/medium: can not be opened: BuilderConfig 'medium' not found"),
-        ("hf:own/tiny/small?split=test", "text", "can not be opened: Bad split: test. Available splits"),
+        ("hf:own/tiny/medium", "text", "hf:own/tiny/medium: cannot be opened: BuilderConfig 'medium' not found"),
+        ("hf:own/tiny/small?split=test", "text", "cannot be opened: Bad split: test. Available splits"),
         ("hf:own/tiny/small", "body", 'no column "body" .*found: id, text'),
         ("hf:own/tiny/small", "id", 'row 1: column "id" holds 1, not a text'),
     ],
@@ -78,7 +78,7 @@ def test_an_error_without_words_is_called_by_its_kind(monkeypatch):
         raise ValueError
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fail))
-    with pytest.raises(UserError, match="hf:own/tiny: can not be opened: ValueError"):
+    with pytest.raises(UserError, match="hf:own/tiny: cannot be opened: ValueError"):
         read("hf:own/tiny")
 
 
@@ -108,7 +108,7 @@ def test_without_a_network_the_reason_is_told(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(sys.modules["huggingface_hub.constants"], "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"hf:nobody/nothing@abc: can not be opened: Couldn't reach 'nobody/nothing'"):
+    with pytest.raises(UserError, match=r"hf:nobody/nothing@abc: cannot be opened: Couldn't reach 'nobody/nothing'"):
         read("hf:nobody/nothing@abc")
 
 

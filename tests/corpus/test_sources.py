@@ -1,4 +1,4 @@
-"""Sources stream documents in a fixed order and name file and line of what they can not read."""
+"""Sources stream documents in a fixed order and name file and line of what they cannot read."""
 
 import gzip
 import json

@@ -71,7 +71,9 @@ def test_a_changed_byte_is_found_by_verify(store_of, file):
     data = bytearray((folder / file).read_bytes())
     data[2] ^= 1
     (folder / file).write_bytes(data)
-    with pytest.raises(UserError, match="contents have changed"):
+    with pytest.raises(
+        UserError, match=f"contents have changed since .*; delete {folder.parent} and prepare the corpus again"
+    ):
         Store(folder).verify()
 
 

@@ -45,7 +45,7 @@ def test_the_parts_of_a_step_are_its_rows(store_of, parts):
 
 
 def test_rows_that_can_not_be_split_evenly_are_refused(store_of):
-    with pytest.raises(UserError, match="6 rows can not be split into 4 equal parts"):
+    with pytest.raises(UserError, match="6 rows cannot be split into 4 equal parts"):
         PackedRows(store_of(LENGTHS), seed=1, rows=6, context=8).batch(0, 0, 4)
 
 

@@ -11,6 +11,7 @@ from tandem.recipe import (
     Settings,
     UserError,
     configure,
+    counted,
     describe,
     explain,
     load,
@@ -141,3 +142,7 @@ def test_the_catalogue_refuses_what_it_does_not_know(name, overrides, line):
     with pytest.raises(UserError) as caught:
         explain(name, overrides)
     assert str(caught.value) == line
+
+
+def test_one_thing_is_not_told_as_several():
+    assert [counted(n, "documents") for n in (0, 1, 1200)] == ["0 documents", "1 document", "1,200 documents"]

@@ -24,7 +24,7 @@ def test_the_sources_of_a_mixture_are_told_with_their_shares():
         corpus=SimpleNamespace(train=train), recipe=SimpleNamespace(corpus=SimpleNamespace(texts="builtin"))
     )
     assert _sources(run) == (
-        "wiki/*.jsonl.gz 70.0% (1.5 k tokens in 2 documents) + books 30.0% (30 tokens in 1 documents)"
+        "wiki/*.jsonl.gz 70.0% (1.5 k tokens in 2 documents) + books 30.0% (30 tokens in 1 document)"
     )
     train.manifest.shares = {}
     assert _sources(run) == "builtin"
