@@ -158,7 +158,7 @@ def prepare_text(
 
 @main.command()
 def plan(recipe: str, overrides: Overrides = None) -> None:
-    """Show what a run would do and cost. Every value with its origin, FLOPs, and measured memory and time."""
+    """Show what a run would do and cost. It tells values and their origin, FLOPs, and measured memory and time."""
     from tandem.comparison.pretrain import plan as planned
     from tandem.recipe import load
 
@@ -369,7 +369,7 @@ def import_model(
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
 ) -> None:
-    """Make a run from a decoder trained elsewhere. To evaluate it, convert it, train it further or compare it."""
+    """Make a run from a decoder trained elsewhere. It can be evaluated, converted, trained further and compared."""
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
