@@ -49,7 +49,7 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
             f"{folder / TOKENIZER}: {tokenizer.vocabulary:,} ids, its document end {tokenizer.end} included, but the "
             f"model's table has {rows:,}: not the tokenizer of this model"
         )
-    network = Decoder(config, tokenizer.vocabulary, context)
+    network = Decoder.unwritten(config, tokenizer.vocabulary, context)
     _fill(network, read_weights(folder), folder)
     return network, tokenizer
 

@@ -97,6 +97,6 @@ def _described(config: dict[str, Any], path: Path) -> Network:
     try:
         settings, vocabulary, context = dict(config["network"]), config["vocabulary"], config["context"]
         cls: Any = registered("network")[settings.pop("name")]
-        return cls(cls.Config.model_validate_json(json.dumps(settings)), vocabulary, context)
+        return cls.unwritten(cls.Config.model_validate_json(json.dumps(settings)), vocabulary, context)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: tells of no network that tandem {__version__} knows: {error!r}") from error

@@ -61,8 +61,7 @@ class ContextReady(Network):
         super().__init__(config, vocabulary, context)
         self.wrapped = self.Wrapped(self._plain(config), vocabulary, context, generator)
         self.correction = Correction(config)
-        if generator is not None:
-            initialise(self.correction, config.init, config.depth, generator)
+        initialise(self.correction, config.init, config.depth, generator)
         if config.correction_init == "zero":
             self.correction.zero()
 

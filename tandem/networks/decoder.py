@@ -65,8 +65,7 @@ class Decoder(Network):
         self.stack = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
         self.norm = final_norm(c, c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
-        if generator is not None:
-            initialise(self, c.init, c.depth, generator)
+        initialise(self, c.init, c.depth, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

@@ -98,9 +98,8 @@ class DoubleDecoder(Network):
         generation: list[Block] = [GenerationBlock(c, layer) for layer in range(c.generation_layers)]
         self.generation_stack = Stack(c, generation, scale=c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
-        if generator is not None:
-            for part in self.children():
-                initialise(part, c.init, len(part.blocks) if isinstance(part, Stack) else 1, generator)
+        for part in self.children():
+            initialise(part, c.init, len(part.blocks) if isinstance(part, Stack) else 1, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

@@ -87,8 +87,7 @@ class EncoderDecoder(Network):
         self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
         self.norm_latents = final_norm(c) if c.encoder_layers else None
         self.norm = final_norm(c, c.width_ratio**-0.5)
-        if generator is not None:
-            initialise(self, c.init, depth, generator)
+        initialise(self, c.init, depth, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

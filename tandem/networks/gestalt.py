@@ -144,8 +144,7 @@ class Gestalt(Network):
         self.stack = nn.ModuleList(kinds[layer % len(kinds)](c, layer) for layer in range(c.depth))
         self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias, scale=c.width_ratio**-0.5)
         self.thought = ThoughtHead(c)
-        if generator is not None:
-            initialise(self, c.init, c.depth, generator)
+        initialise(self, c.init, c.depth, generator)
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:

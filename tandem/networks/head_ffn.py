@@ -37,8 +37,7 @@ class HeadFFN(Decoder):
         c = config
         self.norm_ffn = norm("layer", c.width, c.norm_eps, bias=True) if c.head_ffn else None
         self.ffn = MLP("gelu", c.width, 4 * c.width, bias=True) if c.head_ffn else None
-        if generator is not None:
-            initialise(self, c.init, c.depth, generator)
+        initialise(self, c.init, c.depth, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

@@ -140,6 +140,13 @@ class Network(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
+    @classmethod
+    def unwritten(cls, config: Any, vocabulary: int, context: int) -> Self:
+        """The network on the CPU before its weights are loaded: it draws none, and holds what memory held."""
+        with torch.device("meta"):
+            network = cls(config, vocabulary, context)
+        return network.to_empty(device="cpu")
+
         """The units to compile, shard and recompute."""
         raise NotImplementedError
 

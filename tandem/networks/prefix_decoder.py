@@ -58,7 +58,7 @@ class PrefixDecoder(Decoder):
     def start_from(self, other: Network) -> None:
         """Also starts from a trained plain decoder, and computes its function as long as there is no prompt."""
         if type(other) is Decoder and other.config.window is None:
-            same = PrefixDecoder(self.Config(**other.config.model_dump()), other.vocabulary, other.context)
+            same = PrefixDecoder.unwritten(self.Config(**other.config.model_dump()), other.vocabulary, other.context)
             same.load_state_dict(other.state_dict(), assign=True)
             other = same
         super().start_from(other)

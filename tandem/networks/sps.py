@@ -85,8 +85,7 @@ class SPS(Decoder):
         own = len(config.streams) > 1 and not config.predict_in_vocabulary
         self.predict = Embedding(1, config.width) if own else None
         self.state_window: int | None = None
-        if generator is not None:
-            initialise(self, config.init, config.depth, generator)
+        initialise(self, config.init, config.depth, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

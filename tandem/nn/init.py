@@ -74,8 +74,8 @@ def width_ratio(module: nn.Module) -> float:
 
 
 @torch.no_grad()
-def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.Generator) -> None:
-    """Draws every parameter of `network` anew, in the order of its modules.
+def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.Generator | None) -> None:
+    """Draws every parameter of `network` anew, in the order of its modules; generator None: from PyTorch's own.
 
     normal            N(0, 0.02) everywhere: the house
     scaled            and both residual outputs of a block N(0, 0.02 / sqrt(2 depth)): GPT-2
@@ -104,14 +104,14 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
                 _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, shrink, generator)
 
 
-def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator) -> None:
+def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator | None) -> None:
     if scheme in ("xavier", "per_matrix", "per_matrix_scaled"):
         nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
     else:
         nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
 
 
-def _draw_linear(linear: Linear, scheme: Scheme, depth: int, shrink: float, generator: torch.Generator) -> None:
+def _draw_linear(linear: Linear, scheme: Scheme, depth: int, shrink: float, generator: torch.Generator | None) -> None:
     if linear.bias is not None:
         bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
@@ -126,7 +126,7 @@ def _draw_matrix(
     scheme: Scheme,
     depth: int,
     shrink: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
 ) -> None:
     if scheme == "torch":
         bound = 1 / math.sqrt(weight.shape[1])

@@ -286,7 +286,7 @@ def _same_training(case: Case, change: Callable[[Network], object], what: str) -
 
 
 def check_initialisation(case: Case) -> None:
-    """Every parameter is initialised, and from the given generator alone."""
+    """Every parameter is initialised, from the given generator alone; without one, as widely spread."""
     fresh = []
     with _unwritten_memory_is_nan():
         for seed in (1, 2):
@@ -329,6 +329,10 @@ def check_overfitting(case: Case) -> None:
         while losses[-1] - floor >= 0.1 * losses[0] and len(losses) <= 120:
             optimiser.step()
             losses.append(backward(network, task.objective, batches).item())
+        own = case.network(case.config, case.vocabulary, CONTEXT)
+    for (name, one), other in zip(fresh[0].named_parameters(), own.parameters(), strict=True):
+        spread = one.std(correction=0), other.std(correction=0)
+        close(spread[1], spread[0], 0.4 * spread[0].item(), f"deviation of {name}, drawn from PyTorch's generator")
         told = f"{losses[0]:.2f} nats before, {losses[-1]:.2f} after {len(losses) - 1} steps, {floor:.2f} at best"
         assert losses[-1] - floor < 0.1 * losses[0], f"{task}: {told}"
 

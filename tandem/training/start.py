@@ -44,6 +44,6 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
         raise UserError(f"start.run = {path}: no checkpoint; train it first, or bring its checkpoints back")
-    other = theirs.choice("network")(theirs.network, network.vocabulary, theirs.batch.context)
+    other = theirs.choice("network").unwritten(theirs.network, network.vocabulary, theirs.batch.context)
     checkpoint.restore(last, other)
     network.start_from(other)

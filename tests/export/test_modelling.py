@@ -1,5 +1,7 @@
 """The model that is exported, as it stands here: in a process with Tandem, where it is quick to ask."""
 
+import math
+
 import pytest
 import torch
 
@@ -73,6 +75,17 @@ def test_the_embeddings_of_tokens_are_found(name, tokenizer):
     model = model_of(name, tokenizer)
     table = model.get_input_embeddings()
     assert torch.equal(table(IDS), model.network.embed(IDS)) and table.weight.shape[0] >= tokenizer.vocabulary
+
+
+@pytest.mark.parametrize("name", registered("network"))
+def test_a_new_model_knows_nothing(name):
+    """Its weights are drawn as in training; at PyTorch's own deviations its logits lie far apart."""
+    cls = registered("network")[name]
+    written = {"name": name, **cls.Config(width=64, heads=4).model_dump()}
+    torch.manual_seed(0)
+    model = TandemForCausalLM._from_config(TandemConfig(network=written, vocabulary=300, context=40))
+    logits = model(IDS, MASK, use_cache=True, logits_to_keep=1).logits
+    assert -logits.log_softmax(-1).mean().item() < math.log(300) + 0.1
 
 
 @pytest.mark.parametrize("name", DIVIDING)

@@ -34,7 +34,9 @@ def network_of(tokenizer, **settings):
 def test_what_is_exported_comes_back_bit_for_bit_and_goes_on_alike(settings, tokenizer, tmp_path):
     network = network_of(tokenizer, **settings)
     export(network, tokenizer, RECIPE, tmp_path / "new" / "model")
+    drawn = torch.get_rng_state()
     loaded, its_tokenizer = load_exported(tmp_path / "new" / "model")
+    assert torch.equal(torch.get_rng_state(), drawn)  # weights that are loaded are not drawn first
     assert loaded.config == network.config
     assert (loaded.vocabulary, loaded.context) == (network.vocabulary, network.context)
     state = loaded.state_dict()
