@@ -68,7 +68,7 @@ class MemoryRead(nn.Module):
 
     def project(self, thoughts: Tensor) -> Tensor:
         """Thoughts (.., C) to keys, the rank left out, and values (.., 2C)."""
-        return self.kv(thoughts)
+        return self.kv(thoughts.to(self.kv.weight.dtype))  # thoughts are float32 at least
 
     def ranks(self, table: Tensor) -> Tensor:
         """What ranks add to keys: P (M, C) to (M, C)."""

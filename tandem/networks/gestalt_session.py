@@ -133,7 +133,7 @@ class GestaltSession:
         if not c.memory:
             return
         parts = {-1: thoughts} if c.in_context else {
-            layer: network.stack[layer].memory.project(thoughts.to(v.dtype)) for layer in self.ranks  # type: ignore[union-attr]
+            layer: network.stack[layer].memory.project(thoughts) for layer in self.ranks  # type: ignore[union-attr]
         }  # fmt: skip
         for layer, new in parts.items():
             self.thoughts[layer] = self._pushed(self.thoughts.get(layer), rows, new)

@@ -80,6 +80,8 @@ BUGS = {
          "return hidden[layout.order], lengths[sentences]", "return hidden, lengths[sentences]"),
     ],
     "networks/gestalt_blocks.py": [
+        ("thoughts enter in their own precision", "half_precision",
+         "thoughts.to(self.kv.weight.dtype)", "thoughts"),
         ("the bias is added where nothing is remembered",
          GESTALT + "::test_an_empty_memory_adds_exactly_nothing",
          "dropped(read.masked_fill(~filled, 0.0), drop)", "dropped(read, drop)"),
