@@ -103,7 +103,7 @@ def streaming(options) -> list[dict]:
     for shape in SHAPES:
         streamed, batch = network(shape, tiny=options.tiny), one_document(VOCABULARY, 1, CONTEXT, 0)
         session, tokens = streamed.session(1), batch.tokens
-        read = [session.prefill(tokens[:, :1].tolist()), *(session.step(token) for token in tokens[0, 1:])]
+        read = [session.prefill(tokens[:, :1].tolist()), *(session.step(token) for token in tokens.T[1:])]
         e = streamed.embed(tokens)
         _, converged = streamed.corrected(e, streamed.wrapped.reader(e, batch), batch.starts, "stream")
         for passes, required in ((CONTEXT + 1, MOST_DIFFERENCE), (converged, None)):

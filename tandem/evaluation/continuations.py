@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tandem.networks.network import Network, Session
+from tandem.networks.network import Ids, Network, Session, ids_of
 from tandem.recipe import UserError
 
 
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     """Whether each of its tokens is the likeliest of all that a text can contain."""
 
 
-def question(network: Network, prompt: Sequence[int], continuation: Sequence[int]) -> Question:
+def question(network: Network, prompt: Ids, continuation: Ids) -> Question:
     """A question whose tokens, all but the last, fit into the network's context: the prompt's oldest are left out.
 
     Raises: UserError if the network has too few positions for the continuation itself.
@@ -52,7 +52,7 @@ def question(network: Network, prompt: Sequence[int], continuation: Sequence[int
             f"{network.longest} in all: leave the task out"
         )
     room = max(1, network.context + 1 - len(continuation))
-    return Question(tuple(prompt[-room:]), tuple(continuation))
+    return Question(tuple(ids_of(prompt[-room:])), tuple(ids_of(continuation)))
 
 
 def answers(

@@ -21,13 +21,13 @@ from torch import Generator
 
 from tandem.corpus import Tokenizer
 from tandem.generation.sampling import Sampler, row_generators
-from tandem.networks.network import Network
+from tandem.networks.network import Ids, Network, ids_of
 from tandem.recipe import UserError
 
 
 def generate(
     network: Network,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     generators: Sequence[Generator],
     *,
     sampler: Sampler,
@@ -41,15 +41,16 @@ def generate(
     Raises: UserError, before anything runs, for an empty prompt, an id outside the vocabulary, and a length that is
         less than 1 or more than the network has positions for.
     """
-    _check(network, prompts, max_tokens)
-    return _tokens(network, [list(prompt) for prompt in prompts], generators, sampler, max_tokens, stop)
+    texts = [ids_of(prompt) for prompt in prompts]
+    _check(network, texts, max_tokens)
+    return _tokens(network, texts, generators, sampler, max_tokens, stop)
 
 
-def _check(network: Network, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+def _check(network: Network, prompts: list[list[int]], max_tokens: int) -> None:
     if max_tokens < 1:
         raise UserError(f"max_tokens = {max_tokens}: ask for at least 1")
     for row, prompt in enumerate(prompts):
-        if not len(prompt):
+        if not prompt:
             raise UserError(f"prompt {row} has no tokens; start it with the document end")
         if outside := [token for token in prompt if not 0 <= token < network.ids]:
             raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {network.ids - 1}")
@@ -115,8 +116,10 @@ def stream_text(
     Row r draws from a stream keyed by (seed, r). `rows` prompts are served at a time, in their order (default: all);
     this does not change the texts. The last piece of each row, and no other, has an `end`.
 
-    Raises: UserError as `generate` does, and for prompts that are not text, before anything runs.
+    Raises: UserError as `generate` does, for prompts that are not text and `rows` below 1, before anything runs.
     """
+    if rows is not None and rows < 1:
+        raise UserError(f"rows = {rows}: serve at least 1 prompt at a time")
     starts = starts_of(network, tokenizer, prompts, max_tokens)
     generators = row_generators(seed, len(starts))
     size = rows or max(1, len(starts))
@@ -128,6 +131,8 @@ def stream_text(
 
 def starts_of(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """The ids that a network reads for each prompt. Raises: UserError as `stream_text` does."""
+    if isinstance(prompts, str):
+        raise UserError(f"prompts is one text: pass a list, [{prompts[:20]!r}]")
     for row, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")

@@ -31,6 +31,7 @@ from tandem.corpus import (
     scoring_boundary_rows,
 )
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
+from tandem.networks.network import columns_of
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
 from tandem.nn.spans import Span
@@ -165,7 +166,7 @@ class GistSession(DecoderSession):
         """(B, N): where the sentence of each column starts."""
 
     def enter(self, tokens: Tensor) -> Tensor:
-        tokens = tokens.reshape(self.rows, -1)
+        tokens = columns_of(tokens, self.rows)
         columns = torch.arange(self.columns, self.columns + tokens.shape[1])
         begun = torch.where(tokens.cpu() == self.network.vocabulary + 1, columns, 0)
         last = self.sentences[:, -1:] if self.columns else self.pads[:, None]

@@ -12,11 +12,13 @@ A step then takes the device's time alone. For a small network that is less than
 Kept: `capacity` entries of each cache that has no window, from the end of the prompt on.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tandem.networks.network import Ids
 from tandem.nn.attention import Plan
 from tandem.nn.cache import Cache, FixedCache
 
@@ -86,19 +88,21 @@ class CapturedSession:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         """As in any session, with prompts of up to `capacity` tokens."""
         longest = max(map(len, prompts))
         if longest > self.capacity:
             raise ValueError(f"a prompt of {longest} tokens in a session of {self.capacity}; give it more capacity")
         logits = self.session.prefill(prompts)
         self.session.fix(self.capacity)
-        self.taken = longest
+        self.rows, self.taken = len(prompts), longest
         return logits
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Appends tokens (B,); logits (B, V) of what follows."""
+        if tokens.shape != (self.rows,):
+            raise ValueError(f"a captured step takes tokens of shape ({self.rows},), not {tuple(tokens.shape)}")
         if self.taken >= self.capacity:
             raise ValueError(f"all {self.capacity} places of this session are taken; give it more capacity")
         self.taken += 1

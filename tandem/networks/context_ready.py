@@ -26,7 +26,7 @@ Source: The Context-Ready Transformer (arXiv 2606.27538), which may be under a p
 Shapes: B rows, T tokens, C width, K passes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ from tandem.corpus import Batch
 from tandem.networks.correction import Correction, CorrectionConfig, Passes
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
-from tandem.networks.network import Network, compute_dtype
+from tandem.networks.network import Ids, Network, compute_dtype
 from tandem.networks.sps import SPS
 from tandem.nn.cache import rows_of_state
 from tandem.nn.init import initialise
@@ -272,7 +272,7 @@ class ContextReadySession:
         self.passes: int | None = None  # passes that the prompt took; None: read token by token
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         network, tokens = self.network, self.inner.align(prompts)
         if network.config.prefill == "stream":
             return self.step(tokens)

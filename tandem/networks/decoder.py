@@ -13,7 +13,7 @@ Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabul
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch
 from tandem.networks.captured import FixedSteps
 from tandem.networks.cost import Cost
-from tandem.networks.network import Network, aligned, padded
+from tandem.networks.network import Ids, Network, aligned, columns_of, opening, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache, rows_of_state
@@ -110,9 +110,13 @@ class Decoder(Network):
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
         """Embeddings plus positions, where these are learned: the input of the first block."""
-        if self.places is None:
-            return x
-        index = torch.arange(x.shape[1]) - batch.starts
+        return x if self.places is None else self.at(x, torch.arange(x.shape[1]) - batch.starts)
+
+    def at(self, x: Tensor, index: Tensor) -> Tensor:
+        """x plus the learned positions `index` (B, T), on the host. Raises: ValueError where there are too few."""
+        assert self.places is not None
+        if index.numel() and int(index.max()) >= self.context:
+            raise ValueError(f"learned positions end at {self.context} tokens; read or generate fewer")
         return x + self.places(index.to(x.device))
 
     def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
@@ -206,12 +210,12 @@ class DecoderSession(FixedSteps):
         keys = cache.kv.shape[3]
         return plan_attention([self._span(1, end)], [keys], device=cache.kv.device, backend="triton")
 
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         return self.step(self.align(prompts))
 
-    def align(self, prompts: list[list[int]]) -> Tensor:
+    def align(self, prompts: Sequence[Ids]) -> Tensor:
         """(B, T): the prompts, padded in front."""
-        tokens, self.pads = aligned(prompts, self.rows)
+        tokens, self.pads = aligned(opening(prompts, self.rows, self.columns > 0))
         return tokens
 
     @torch.inference_mode()  # not no_grad: a tenth less time for one token of a small network
@@ -221,14 +225,11 @@ class DecoderSession(FixedSteps):
     def enter(self, tokens: Tensor) -> Tensor:
         """The input of the first block for the next tokens (B, n), learned positions included."""
         network = self.network
-        tokens = tokens.reshape(self.rows, -1).to(network.table.weight.device)
+        tokens = columns_of(tokens, self.rows).to(network.table.weight.device)
         x = network.embed(tokens)
         columns = torch.arange(self.columns, self.columns + tokens.shape[1])
         if network.places is not None:
-            index = (columns - self.pads[:, None]).clamp_min(0)
-            if int(index.max()) >= network.context:
-                raise ValueError(f"learned positions end at {network.context} tokens; generate fewer")
-            x = x + network.places(index.to(x.device))
+            x = network.at(x, (columns - self.pads[:, None]).clamp_min(0))
         return x
 
     def states(self, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ With `swap`, a device, the active stack is on it and the other on the host; the 
 Shapes: B rows, T tokens, C width, G key heads, D head width, L_c and L_g blocks of the stacks, N columns.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tandem.networks.captured import FixedSteps
-from tandem.networks.network import aligned
+from tandem.networks.network import Ids, aligned, columns_of, opening
 from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.rope import Rotation
@@ -214,16 +215,16 @@ class DoubleDecoderSession:
         """Tokens (B, n) since the boundary."""
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
-        tokens, pads = aligned(prompts, self.rows)
+        tokens, pads = aligned(opening(prompts, self.rows, self.generation.bytes > 0))
         self._begin(pads)
         return self._read(tokens)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Appends tokens (B,), or several a row (B, n), to the block; logits (B, V) of what follows."""
-        tokens = tokens.reshape(self.rows, -1)
+        tokens = columns_of(tokens, self.rows)
         if self.keep == "extendable":
             self.own.append(tokens)
         if self.network.config.sink and self.generation.opens_a_text:
@@ -248,8 +249,9 @@ class DoubleDecoderSession:
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Tensor:
         """Commits, then reads tokens (B, n), all but the last as context; logits (B, V) of what follows."""
+        columns = columns_of(tokens, self.rows)
         self.commit()
-        return self._read(tokens.reshape(self.rows, -1))
+        return self._read(columns)
 
     @torch.inference_mode()
     def commit(self) -> None:

@@ -21,7 +21,7 @@ Source: the baseline of Block-Based Double Decoders (workshop AdaptFM, 2026), ma
 Shapes: B rows, T tokens, N tokens of context and M generated ones of a batch, C width, H heads, D head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from tandem.corpus import Batch, generated_from, start_of_generation
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
-from tandem.networks.network import Network, aligned, padded
+from tandem.networks.network import Ids, Network, aligned, columns_of, opening, padded
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, rows_of_state
@@ -312,16 +312,15 @@ class EncoderDecoderSession:
         self.columns = self.offset = 0
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
-        tokens, pads = aligned(prompts, self.rows)
-        network = self.network
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
+        network, texts = self.network, opening(prompts, self.rows, self.columns > 0)
         if not network.config.encoder_layers:
-            self.pads = pads
+            tokens, self.pads = aligned(texts)
             return self.step(tokens)
         if network.first is None:
-            self.read([prompt[:-1] for prompt in prompts])
-            return self.step(torch.tensor([prompt[-1] for prompt in prompts]))
-        self.read(prompts)
+            self.read([text[:-1] for text in texts])
+            return self.step(torch.tensor([text[-1] for text in texts]))
+        self.read(texts)
         return self.step(torch.full((self.rows,), network.first))
 
     def read(self, contexts: list[list[int]]) -> None:
@@ -347,7 +346,7 @@ class EncoderDecoderSession:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         network = self.network
-        x = network.embed(tokens.reshape(self.rows, -1).to(network.table.weight.device))
+        x = network.embed(columns_of(tokens, self.rows).to(network.table.weight.device))
         n = x.shape[1]
         self.columns += n
         positions = torch.arange(self.columns - n, self.columns)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
-from tandem.networks.network import aligned
+from tandem.networks.network import Ids, columns_of, opening
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
 from tandem.nn.spans import Span, prefix
@@ -54,9 +54,8 @@ class GestaltSession:
         """Logits of what follows, by row."""
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
-        aligned(prompts, self.rows)  # refuses what no session takes
-        cut = [self._cut(prompt) for prompt in prompts]
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
+        cut = [self._cut(prompt) for prompt in opening(prompts, self.rows, bool(self.held.any()))]
         for t in range(max(len(closed) for closed, _ in cut)):
             rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]
             self._close(rows, [cut[row][0][t] for row in rows])
@@ -83,7 +82,7 @@ class GestaltSession:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        for column in tokens.reshape(self.rows, -1).T.tolist():
+        for column in columns_of(tokens, self.rows).T.tolist():
             self.logits = self._one_each(column)
         return self.logits
 

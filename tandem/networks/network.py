@@ -15,8 +15,10 @@ Shapes: B rows, T tokens, C width, V ids that a text can contain, S targets of a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 from typing import Any, ClassVar, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -30,16 +32,28 @@ from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
 from tandem.recipe import UserError
 
+Ids = Sequence[int] | np.ndarray | Tensor
+"""A text: whole numbers in one dimension."""
+
 
 class Session(Protocol):
-    """Generation by one network: `rows` texts side by side, each continued independently."""
+    """Generation by one network: `rows` texts side by side, each continued independently.
 
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
-        """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32."""
+    Logits are inference tensors: they take no gradient, and `clone` comes before a change in place.
+    """
+
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
+        """Reads one prompt a row, of any lengths from 1; logits (B, V) of what follows, float32.
+
+        Raises: ValueError where the session has read something before: prompts begin a session.
+        """
         ...
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends tokens (B,), or several a row (B, n); logits (B, V) of what follows."""
+        """Appends tokens (B,), or several a row (B, n); logits (B, V) of what follows.
+
+        Raises: ValueError for tokens of any other shape.
+        """
         ...
 
     def fork(self, rows: Tensor | None = None) -> "Session":
@@ -52,13 +66,34 @@ class Session(Protocol):
         ...
 
 
-def aligned(prompts: list[list[int]], rows: int) -> tuple[Tensor, Tensor]:
-    """Prompts as a batch (B, T), padded in front, and the padding of each, (B,).
+def ids_of(text: Ids) -> list[int]:
+    """Raises: TypeError for anything but whole numbers."""
+    return list(map(index, text.tolist() if isinstance(text, np.ndarray | Tensor) else text))
 
-    Raises: ValueError unless there is a prompt of at least one token for each of `rows`.
+
+def opening(prompts: Sequence[Ids], rows: int, begun: bool) -> list[list[int]]:
+    """The prompts of a session, as lists.
+
+    Raises: ValueError where the session has `begun`, or unless each of `rows` has a prompt of at least one token.
     """
-    if len(prompts) != rows or not all(prompts):
+    if begun:
+        raise ValueError("this session has read its prompts: step() goes on, a new session begins again")
+    texts = [ids_of(prompt) for prompt in prompts]
+    if len(texts) != rows or not all(texts):
         raise ValueError(f"a session of {rows} rows takes as many prompts, each of at least one token")
+    return texts
+
+
+def columns_of(tokens: Tensor, rows: int) -> Tensor:
+    """What a step appends, (B,) or (B, n), as (B, n). Raises: ValueError for any other shape."""
+    if tokens.ndim not in (1, 2) or len(tokens) != rows or not tokens.numel():
+        shape = tuple(tokens.shape)
+        raise ValueError(f"a session of {rows} rows takes tokens of shape ({rows},) or ({rows}, n), not {shape}")
+    return tokens.reshape(rows, -1)
+
+
+def aligned(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Prompts as a batch (B, T), padded in front, and the padding of each, (B,)."""
     longest = max(map(len, prompts))
     pads = [longest - len(prompt) for prompt in prompts]
     return torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts, strict=True)]), torch.tensor(pads)
@@ -70,7 +105,10 @@ def padded(vocabulary: int, sentinels: int = 0) -> int:
 
 
 class Network(nn.Module):
-    """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability."""
+    """Base of all networks. `vocabulary` counts the ids a text can contain; no other id has a probability.
+
+    A network takes a last argument `generator`, from which its weights are drawn; None: PyTorch's own generator.
+    """
 
     Config: ClassVar[Any]
     tokens_only: ClassVar[str] = ""
@@ -101,6 +139,13 @@ class Network(nn.Module):
         """The Segmentation by which its run cut texts, where it reads sentences; None: the default."""
         self.routings: list[Routing] = []
         """Routing in the current pass, by mixture of experts."""
+
+    @classmethod
+    def unwritten(cls, config: Any, vocabulary: int, context: int) -> Self:
+        """The network on the CPU before its weights are loaded: it draws none, and holds what memory held."""
+        with torch.device("meta"):
+            network = cls(config, vocabulary, context)
+        return network.to_empty(device="cpu")
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
@@ -140,13 +185,6 @@ class Network(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-    @classmethod
-    def unwritten(cls, config: Any, vocabulary: int, context: int) -> Self:
-        """The network on the CPU before its weights are loaded: it draws none, and holds what memory held."""
-        with torch.device("meta"):
-            network = cls(config, vocabulary, context)
-        return network.to_empty(device="cpu")
-
         """The units to compile, shard and recompute."""
         raise NotImplementedError
 

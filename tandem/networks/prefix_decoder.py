@@ -10,6 +10,7 @@ Cost: n (n - 1) / 2 pairs more a layer for a prompt of n tokens.
 Shapes: B rows, T tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from tandem.corpus import Batch, generated_from
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
-from tandem.networks.network import Network
+from tandem.networks.network import Ids, Network
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
@@ -86,9 +87,9 @@ class PrefixDecoderSession(DecoderSession):
 
     reads_prompt = False
 
-    def prefill(self, prompts: list[list[int]]) -> Tensor:
-        self.reads_prompt = True
-        logits = super().prefill(prompts)
+    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
+        tokens, self.reads_prompt = self.align(prompts), True
+        logits = self.step(tokens)
         self.reads_prompt = False
         return logits
 

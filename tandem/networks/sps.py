@@ -37,6 +37,7 @@ from torch import Tensor
 from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession
+from tandem.networks.network import columns_of
 from tandem.nn.attention import Backend, Groups, Plan, Source, attend, plan_attention
 from tandem.nn.block import linear_work
 from tandem.nn.cache import Cache, GraphCache
@@ -281,7 +282,7 @@ class StreamSession(DecoderSession):
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        tokens = tokens.reshape(self.rows, -1)
+        tokens = columns_of(tokens, self.rows)
         if self.network.config.inputs_alone and tokens.shape[1] > 1:
             x, tokens = self.enter(tokens[:, :-1]), tokens[:, -1:]
             self._turn(x)

@@ -155,7 +155,8 @@ def plan_attention(
         backend: "auto" takes tiled on a CPU and for a few queries, and on CUDA flex or, where it was measured to be
             faster (measured.py), triton; a named one never falls back. `Plan.choose` returns the choice and the reason.
         most: the most queries in a tile, where visiting fewer pairs is worth more calls; None: whatever is cheapest.
-    Raises: ValueError naming source, row and position where a span leaves [0, N] or moves back.
+    Raises: ValueError where there are no queries, and naming source, row and position where a span leaves [0, N] or
+        moves back.
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend {backend!r}: no such backend; there are {', '.join(get_args(Backend))}")
@@ -169,6 +170,8 @@ def plan_attention(
     T = shapes[0][0][1]
     if any(len(group) != len(shapes[0]) or not {(1, T), (rows, T)}.issuperset(group) for group in shapes):
         raise ValueError(f"spans of shapes {shapes}: all sources need one per group of queries, (1 or {rows}, {T})")
+    if not rows * T:
+        raise ValueError(f"{rows} rows of {T} queries: attention needs at least one of each")
     bounds = [[torch.stack((span.lo, span.hi)).expand(2, rows, T) for span in group] for group in groups]
     lo, hi = torch.stack([torch.stack(group, dim=2) for group in bounds], dim=2).numpy()
     _check_spans(lo, hi, keys)

@@ -6,7 +6,7 @@ network, and are float64, so that tolerances can be tight enough to catch any bu
 Shapes: B rows, T tokens, C width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -190,6 +190,15 @@ def log_probabilities(network: Network, text: list[int], prompt: int | None = No
     blocks = None if prompt is None else prompt_blocks(starts, prompt)
     with torch.no_grad():
         return -network.score(Batch(tokens, targets, starts, blocks=blocks)).T
+
+
+def refused(ask: Callable[[], object]) -> str:
+    """What a ValueError says; empty where there is none."""
+    try:
+        ask()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def asked(batch: Batch) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """Likelihoods of continuations are what each network's own session says, whatever stands beside them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +112,13 @@ def test_a_question_keeps_the_newest_tokens_that_fit():
     with pytest.raises(UserError, match=r"continuation of 7 tokens .* positions for 6 in all"):
         question(decoder(context=6, positions="learned"), range(4), [9] * 7)
     assert question(decoder(context=6, positions="learned"), range(4), [9] * 6).prompt == (3,)
+
+
+def test_a_question_may_be_asked_in_arrays():
+    network, prompt, continuation = decoder(), [1, 2, 3], [4, 5]
+    plain = question(network, prompt, continuation)
+    arrays = question(network, np.array(prompt, np.uint32), np.array(continuation, np.uint32))
+    assert answers(network, [arrays], rows=1) == answers(network, [plain], rows=1)
 
 
 def test_progress_ends_at_all_prompts():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -91,6 +92,15 @@ def test_nothing_runs_after_the_last_token(monkeypatch):
 def test_tokens_come_as_they_are_drawn():
     stream = generate(network_of(), [[1], [2]], row_generators(0, 2), sampler=GREEDY, max_tokens=10**9)
     assert [next(stream)[0] for _ in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("kind", [tuple, torch.tensor, lambda prompt: np.array(prompt, np.uint32)])
+def test_prompts_are_any_sequences_of_whole_numbers(kind):
+    network, options = network_of(), {"sampler": GREEDY, "max_tokens": 5}
+    expected = continuations(network, PROMPTS, row_generators(0, 4), **options)
+    assert continuations(network, [kind(prompt) for prompt in PROMPTS], row_generators(0, 4), **options) == expected
+    with pytest.raises(TypeError, match="float"):
+        generate(network, [kind([1, 2]), [1.5]], row_generators(0, 2), **options)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +214,17 @@ def test_prompts_that_are_not_text_are_refused(prompt, message):
     tokenizer = Tokenizer.of_bytes()
     with pytest.raises(UserError, match=message):
         generate_text(network_of(257), tokenizer, ["a", prompt], sampler=DRAWN, max_tokens=5)
+
+
+def test_one_text_in_place_of_a_list_is_refused():
+    with pytest.raises(UserError, match=r"pass a list, \['The'\]"):
+        generate_text(network_of(257), Tokenizer.of_bytes(), "The", sampler=DRAWN, max_tokens=5)
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_less_than_one_row_at_a_time_is_refused(rows):
+    with pytest.raises(UserError, match=f"rows = {rows}: serve at least 1"):
+        stream_text(network_of(257), Tokenizer.of_bytes(), ["a"], sampler=DRAWN, max_tokens=5, rows=rows)
 
 
 def test_a_tokenizer_of_more_ids_than_the_network_is_refused():

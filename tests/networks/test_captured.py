@@ -77,5 +77,8 @@ def test_cuda_graphs_say_what_a_session_says(name):
         tokens = expected.argmax(-1)
     for _ in range(6):
         captured.step(tokens)
+    for wrong in (tokens[:1], tokens[:, None]):
+        with pytest.raises(ValueError, match=r"tokens of shape \(2,\), not"):
+            captured.step(wrong)
     with pytest.raises(ValueError, match="all 40 places"):
         captured.step(tokens)

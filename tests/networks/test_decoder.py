@@ -106,6 +106,21 @@ def test_a_session_takes_one_prompt_a_row_none_of_them_empty(prompts):
         CASES["house"].build().session(2).prefill(prompts)
 
 
+def test_a_text_longer_than_learned_positions_is_refused():
+    network, text = CASES["gpt2"].build(), document(41, 1)
+    network.score(pack([[text[:40], text[1:]]]))  # a row may be longer: positions restart
+    with pytest.raises(ValueError, match="learned positions end at 40 tokens"):
+        network.score(pack([[text]]))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+@pytest.mark.parametrize("name", ["house", "gpt2"])
+def test_a_batch_of_no_tokens_is_refused(name, shape):
+    none = torch.zeros(shape, dtype=torch.long)
+    with pytest.raises(ValueError, match="{} rows of {} queries".format(*shape)):
+        CASES[name].build().score(Batch(none, none, none))
+
+
 def test_a_session_of_learned_positions_stops_at_its_last():
     session = CASES["gpt2"].build().session(2)
     session.prefill([[1] * 39, [1] * 5])

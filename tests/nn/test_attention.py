@@ -184,6 +184,7 @@ def test_spans_that_leave_the_keys_or_move_back_are_named():
     ("spans", "keys", "says"),
     [
         ([], [], "0 spans"),
+        ([prefix(torch.tensor([1, 2]), 0)], [3], "2 rows of 0 queries"),
         ([prefix(3, 5)], [3, 3], "1 spans and 2 numbers"),
         ([prefix(3, 5), prefix(3, 4)], [3, 3], "all sources need"),
         ([prefix(3, 5), (prefix(3, 5), prefix(3, 5))], [3, 3], "all sources need"),
