@@ -9,7 +9,7 @@ What the harness asks, and where the answers come from:
     loglikelihood_rolling   likelihood.py: the ruler, tokens 2 to last of each text, its end included
     generate_until          generation at temperature 0
 
-A network that can not do one of these raises an error of its own, which the command shows. No method scores the first
+A network that cannot do one of these raises an error of its own, which the command shows. No method scores the first
 token of a text without context: with an empty prompt, the first token is the prompt.
 
 Importing this module needs the extra `harness`.
@@ -218,7 +218,7 @@ class TaskResult:
 def run_tasks(adapter: Harness, files: Sequence[TaskFile | Texts], limit: int | None = None) -> list[TaskResult]:
     """Runs tasks on the first `limit` items of each, or on all.
 
-    Raises: UserError naming the task that can not be read, or that the network can not do, and why; TypeError for
+    Raises: UserError naming the task that cannot be read, or that the network cannot do, and why; TypeError for
         texts, which `read_tasks` gives beside tasks and `likelihood` scores.
     """
     results = []
@@ -241,7 +241,7 @@ def _loaded(file: TaskFile) -> Any:
         loaded = manager.load([file.name.removeprefix(HUB) if is_of_hub else dict(file.config)])
     except Exception as error:  # the harness, its templates and its readers of data raise no narrower class
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise UserError(f"{file.where}: the harness can not run it: {type(error).__name__}: {reason}") from error
+        raise UserError(f"{file.where}: the harness cannot run it: {type(error).__name__}: {reason}") from error
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

@@ -248,7 +248,7 @@ def _found(node: Import, alias: ast.alias) -> tuple[str | None, str | None]:
     module, name = str(node.module), alias.name
     if module == "pydantic":
         if (module, name) not in STAND_INS:
-            raise LookupError(f"exported code can not use pydantic's {name}; give it a stand-in in {PLAIN}")
+            raise LookupError(f"exported code cannot use pydantic's {name}; give it a stand-in in {PLAIN}")
         return STAND_INS[module, name]
     if module.split(".")[0] != HOUSE:
         return None, None

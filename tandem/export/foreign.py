@@ -91,7 +91,7 @@ def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:
 
 
 def _refused(described: dict[str, Any]) -> Iterator[str]:
-    """Reasons why the decoder can not have these settings."""
+    """Reasons why the decoder cannot have these settings."""
     names = described.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"

@@ -52,11 +52,11 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def refusal(network: type) -> str:
-    """Why a network can not be exported; empty if it can."""
+    """Why a network cannot be exported; empty if it can."""
     try:
         model_source(network)
     except LookupError as error:
-        return f"{network.__name__} can not be exported: {error}"
+        return f"{network.__name__} cannot be exported: {error}"
     return ""
 
 

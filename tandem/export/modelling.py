@@ -56,7 +56,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = TandemConfig
     base_model_prefix = "network"
     _is_stateful = True
-    """A session can not take back what it has read, as assisted generation would need."""
+    """A session cannot take back what it has read, as assisted generation would need."""
 
     def __init__(self, config: Any):
         super().__init__(config)

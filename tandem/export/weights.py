@@ -30,7 +30,7 @@ from tandem.recipe import UserError, registered
 def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folder: str | Path) -> None:
     """Writes all files; `recipe` is the resolved one, kept for the record.
 
-    Raises: UserError where the network can not be exported, or the tokenizer is not its own.
+    Raises: UserError where the network cannot be exported, or the tokenizer is not its own.
     """
     folder = Path(folder)
     if reason := hugging_face.refusal(type(network)):

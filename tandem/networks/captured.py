@@ -83,7 +83,7 @@ class CapturedSession:
                 "use the session as it is"
             )
         if not hasattr(session, "fix"):
-            raise ValueError(f"{type(session).__name__} has no fixed form: its steps can not be captured")
+            raise ValueError(f"{type(session).__name__} has no fixed form: its steps cannot be captured")
         self.session, self.capacity = session, capacity
         self.graph: torch.cuda.CUDAGraph | None = None
 

@@ -214,7 +214,7 @@ class ContextReady(Network):
         if not self.config.has_own_network:
             raise UserError(
                 f"network.correction = {self.config.correction}: has no matrix that could be zero, so a trained "
-                "network can not be converted to it; take add, token_blind or concat"
+                "network cannot be converted to it; take add, token_blind or concat"
             )
         self.wrapped.start_from(other)
         self.correction.zero()

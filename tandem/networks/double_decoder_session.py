@@ -258,7 +258,7 @@ class DoubleDecoderSession:
         """Turns the own tokens into context: the next token opens a block."""
         if self.keep != "extendable":
             raise ValueError(
-                f"keep {self.keep!r}: this session's context can not grow; take session(rows, keep='extendable'), or "
+                f"keep {self.keep!r}: this session's context cannot grow; take session(rows, keep='extendable'), or "
                 "prefill the whole text"
             )
         if self.own:
@@ -278,7 +278,7 @@ class DoubleDecoderSession:
     def reload(self, context: Context) -> "DoubleDecoderSession":
         """Returns to where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
         if self.keep == "extendable" and context.caches is None:
-            raise ValueError("keep 'extendable': this context can not grow; take it from a session that is extendable")
+            raise ValueError("keep 'extendable': this context cannot grow; take it from a session that is extendable")
         if len(context.pads) != self.rows:
             raise ValueError(f"a session of {self.rows} rows takes no context of {len(context.pads)}")
         self._begin(context.pads)

@@ -328,7 +328,7 @@ class Network(nn.Module):
         different = [key for key in here | there if key not in same and here.get(key) != there.get(key)]
         if different:
             lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} here" for key in different]
-            raise UserError("\n".join(["start.run: this network can not take over the weights of that one:", *lines]))
+            raise UserError("\n".join(["start.run: this network cannot take over the weights of that one:", *lines]))
         self.load_state_dict(other.state_dict())
 
     def parameters_by_role(self) -> dict[str, int]:

@@ -85,7 +85,7 @@ def by_pieces(model, ids, logits) -> float:
 
 
 def refusals(folder: Path) -> dict:
-    """What the model says to what it can not do."""
+    """What the model says to what it cannot do."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids, said = torch.tensor([[1, 2, 3, 4]]), {}
     asked = {
