@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tandem import __version__
@@ -53,7 +54,10 @@ def load_exported(folder: str | Path) -> tuple[Network, Tokenizer]:
 
 
 def save_network(network: Network, folder: Path, **record: Any) -> None:
-    """Writes weights and config.json; `record` is added to the latter. Raises: UserError if it is not registered."""
+    """Writes weights and config.json; `record` is added to the latter.
+
+    Raises: UserError if the network is not registered, or the weights cannot be written.
+    """
     name = next((name for name, cls in registered("network").items() if cls is type(network)), None)
     if name is None:
         raise UserError(f"{type(network).__name__} is not registered, and an exported network is found by its name")
@@ -65,7 +69,11 @@ def save_network(network: Network, folder: Path, **record: Any) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.contiguous() for name, value in network.state_dict().items()}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, say
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        raise UserError(f"{folder / WEIGHTS}: cannot be written ({error}); the same command writes it again") from error
     (folder / CONFIG).write_text(json.dumps(config | record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
 import json
+import resource
 
 import pytest
 import tokenizers
@@ -28,6 +29,17 @@ class Outside(Decoder):
 def network_of(tokenizer, **settings):
     config = Decoder.Config(width=32, heads=4, depth=2, **settings)
     return Decoder(config, tokenizer.vocabulary, 40, torch.Generator().manual_seed(0))
+
+
+def test_weights_for_which_there_is_no_room_are_named_and_leave_nothing_half_written(tokenizer, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"model.safetensors: cannot be written .*writes it again"):
+            export(network_of(tokenizer), tokenizer, RECIPE, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
