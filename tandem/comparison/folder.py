@@ -56,7 +56,7 @@ class StudyFolder:
     def require_same_study(self) -> None:
         """Raises: UserError where the folder holds another study."""
         if (file := self.path / "study.yaml").exists():
-            _require_same_study(self.path, read_part(file, dict, "arms"), yaml.safe_load(self.study.to_yaml()))
+            _require_same_study(self.path, read_part(file, arms=dict), yaml.safe_load(self.study.to_yaml()))
 
     def _alone(self):
         """While this lock is held, no other command writes the files that all runs share."""

@@ -62,7 +62,7 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
                 replace_file(result_file, json.dumps(result, indent=1).encode())
         if not ranks.is_first:
             return None
-        result = read_part(result_file, dict, "likelihood", "samples")
+        result = read_part(result_file, likelihood=dict, samples=list)
         for line in result_page(folder, result):
             say(line)
     return result
@@ -129,7 +129,7 @@ def require_samples(run: Run) -> Run:
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, with the planned number of steps. Raises: UserError where its text has changed."""
-    steps = ranks.first(lambda: read_part(folder.plan, dict, "steps")["steps"] if folder.plan.exists() else None)
+    steps = ranks.first(lambda: read_part(folder.plan, steps=int)["steps"] if folder.plan.exists() else None)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
     run = built(recipe, steps, ranks, fresh)
     with ranks.together():
@@ -152,7 +152,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         seconds = speed.seconds(run.flops(run.steps))
         made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
         ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
-    plan = ranks.first(lambda: read_part(folder.plan, dict, "page", "seconds"))
+    plan = ranks.first(lambda: read_part(folder.plan, page=dict, seconds=float))
     ranks.first(lambda: folder.truncate_metrics(step or None))
     begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
     say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {recipe.seed}", "run")

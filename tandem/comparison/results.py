@@ -145,7 +145,7 @@ def require_same_text(results: Iterable[Result]) -> None:
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
-    folder, told = RunFolder.open(path), read_part(path / "result.json", dict, "step", "decoding")
+    folder, told = RunFolder.open(path), read_part(path / "result.json", step=int, decoding=object)
     curve = [
         Point(
             step=judged["step"],

@@ -293,7 +293,7 @@ def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[N
     for arm, changes in tree.value["arms"].value.items():
         based = changes.value.pop("recipe", tree.value["recipe"])
         try:
-            files = read_chain(str(find(str(based.value), beside)), problems)
+            files = read_chain(str(find(str(based.plain()), beside)), problems)
             layers[arm] = [*files, tree.value.get("overrides", Node({}, tree.origin)), changes]
         except UserError as error:
             problems.add(based.origin, f"recipe = {error}")

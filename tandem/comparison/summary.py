@@ -354,7 +354,7 @@ def _spent_before(run: Path) -> str:
     """What a run had spent in training, as far as its folder, read now, records it."""
     if not (run / "result.json").is_file():
         return "no result of it is found, so what it had spent is unknown"
-    result = read_part(run / "result.json", dict, "tokens", "flops")
+    result = read_part(run / "result.json", tokens=int, flops=int | float)
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
     recipe = yaml.safe_load((run / "recipe.yaml").read_text("utf-8")) if (run / "recipe.yaml").is_file() else {}
     before = recipe.get("start", {}).get("run")

@@ -173,8 +173,9 @@ class RunFolder:
             yield line, _restored(record, record.pop("not_finite", {}))
 
 
-def read_part(path: Path, kind: type = dict, *keys: str) -> Any:
-    """What a small file of a run or a study holds, JSON or YAML: a `kind`, with these keys.
+def read_part(path: Path, kind: type = dict, **keys: Any) -> Any:
+    """What a small file of a run or a study holds, JSON or YAML: a `kind`, with these keys, each of its
+    type.
 
     Raises: UserError with the file's cure where it is missing or damaged.
     """
@@ -186,7 +187,7 @@ def read_part(path: Path, kind: type = dict, *keys: str) -> Any:
         raise damaged(path, "missing") from None
     except (ValueError, yaml.YAMLError):
         pass
-    if not isinstance(found, kind) or any(key not in found for key in keys):
+    if not isinstance(found, kind) or not all(key in found and isinstance(found[key], keys[key]) for key in keys):
         raise damaged(path)
     return found
 

@@ -142,6 +142,11 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
             'tiny.yaml:16  recipe = "decoder/2m": no such recipe',
         ),
         (
+            "wide: {recipe: {name: 1}}",
+            "wide: {network.depth: 1}",
+            "tiny.yaml:16  recipe = \"{'name': 1}\": no such recipe",
+        ),
+        (
             "wide: {corpus.vocabulary: 300}",
             "wide: {network.depth: 1}",
             "tiny.yaml:16  corpus.vocabulary = 300 in arm wide",
@@ -173,7 +178,7 @@ def test_what_is_done_is_listed_of_this_study_alone(tmp_path, small_corpus):
     StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny").open()
     with pytest.raises(UserError, match=r"holds another study(.|\n)*budget: 30 steps there, 9 steps asked"):
         StudyFolder(read(tmp_path, small_corpus, "budget=9 steps"), tmp_path / "tiny").status()
-    for damaged in ("", "arms: [", "seeds: [1]"):
+    for damaged in ("", "arms: [", "arms: [1]", "seeds: [1]"):
         (tmp_path / "tiny" / "study.yaml").write_text(damaged)
         with pytest.raises(UserError, match=r"study.yaml: damaged; delete it if all runs here are of this study"):
             StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny").status()
