@@ -4,6 +4,7 @@ Its recipe is the given one with the network and tokenizer of the folder; its we
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
         raise UserError(f"{target}: exists already; give the run another name with --run")
     run = built(recipe, None, ALONE)  # fails, if it must, before a folder is made
     run.network.start_from(network)
-    with RunFolder.start(target, recipe.to_yaml()) as folder:
-        saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)
-    return f"{saved}: {network.cost().total_parameters:,} parameters of {source}"
+    partial = target.with_name(f"{target.name}.partial")  # a run without its weights would train from random ones
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        with RunFolder.start(partial, recipe.to_yaml()) as folder:
+            saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return f"{target / saved.relative_to(partial)}: {network.cost().total_parameters:,} parameters of {source}"

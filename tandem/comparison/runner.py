@@ -9,7 +9,6 @@ A separate process for every run costs a few seconds and isolates runs: none inh
 crash, and the number of threads can be set before torch is loaded.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.study import Job, Study
 from tandem.comparison.table import plain
+from tandem.corpus.store import end_with_parent
 from tandem.recipe import UserError, require
 from tandem.training.display import TERMINAL, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
@@ -158,7 +158,7 @@ class Training:
                 stderr=self.errors,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches only the command, which passes it on once
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
             )
 
     def close(self) -> None:
@@ -186,12 +186,6 @@ def least_used(devices: Sequence[str], taken: Sequence[str | None]) -> str | Non
 def signal_name(code: int) -> str:
     """The exit code of a process, in words."""
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def _end_with_parent() -> None:
-    """In a new process: asks Linux to send it SIGTERM when the command that started it dies."""
-    parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
-    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
 
 
 class Progress:

@@ -90,7 +90,7 @@ class File:
         with self.path.open("rb") as raw:
             for number, data in enumerate(raw, 1):
                 try:
-                    line = data.decode().rstrip()
+                    line = data.decode("utf-8" if number > 1 else "utf-8-sig").rstrip()
                 except UnicodeDecodeError as error:
                     raise UserError(f"{self.path}:{number}: not UTF-8 ({error.reason}); convert the file") from error
                 if article and is_title(line):
@@ -125,7 +125,7 @@ class File:
         where = f"{self.path}:{number}"
         try:
             record = json.loads(line.decode("utf-8-sig"))  # an editor may have written a byte order mark
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
         if not isinstance(record, dict) or self.field not in record:
             there = ", ".join(record) if isinstance(record, dict) else type(record).__name__

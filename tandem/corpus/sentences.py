@@ -26,6 +26,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -37,7 +38,7 @@ from pydantic import Field, model_validator
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
-from tandem.corpus.store import Store, unmade
+from tandem.corpus.store import Store, end_with_parent, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import Settings, UserError
 
@@ -215,7 +216,8 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
         return
     # Forked, because a spawned process would run a script without a main guard again. They run only Python, no threads.
     submit = lambda run: pool.submit(_lengths, config, _documents(store, config, *run))
-    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
+    # They end with this process, however it ends, for they hold its locks as well.
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), end_with_parent, (signal.SIGKILL,)) as pool:
         for run, found in in_turn(runs, submit, ahead=2 * cores):
             yield *run, *found
 

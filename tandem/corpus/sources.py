@@ -49,16 +49,19 @@ def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
     return found
 
 
+def _matching(pattern: str) -> list[Path]:
+    """Files by name, those behind links to folders included, hidden ones not."""
+    return sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+
+
 def _files(key: str, name: str) -> list[Path]:
     if not name.strip():  # the path "" is the folder where the command runs
         raise UserError(f'{key} = "{name}": names no text; {ALLOWED}')
     path = Path(os.path.expanduser(name))
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
-    elif path.is_file():
-        files = [path]
+        files = [p for p in _matching(f"{glob.escape(str(path))}/**") if p.name.endswith(KINDS)]
     else:
-        files = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
+        files = [path] if path.is_file() else _matching(str(path))
     if not files:
         where = "" if path.is_absolute() else f" in {Path.cwd()}, where this command runs"
         raise UserError(f'{key} = "{name}": no such text found{where}; {ALLOWED}')

@@ -13,6 +13,7 @@ reads every byte.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import hashlib
@@ -220,6 +221,12 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def end_with_parent(number: int) -> None:
+    """Asks Linux to send this process the signal `number` when the one that started it dies."""
+    parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    ctypes.CDLL(None).prctl(parent_death_signal, number)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ class StreamBatch:
     document_end: int | None = None
 
     def keyed(self, key: int, part: int) -> "StreamBatch":
-        """As `Batch.keyed`; what is drawn depends on the streams, not on `part`."""
+        """As `Batch.keyed`; what is drawn depends on the first stream here, not on `part`."""
         return replace(self, key=key)
 
     def to(self, device: torch.device | str) -> "StreamBatch":

@@ -5,9 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typed import tandem
 
+from tandem.comparison import imported
 from tandem.comparison.trained import open_model, open_trained
 from tandem.corpus import Tokenizer
 from tandem.export.weights import load_exported
+from tandem.recipe import UserError
 
 SMALL = ["budget=4 steps", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
 
@@ -113,3 +115,15 @@ def test_what_the_folder_decides_is_not_overridden(llama, tmp_path, override):
 def test_a_run_is_not_written_over(llama, run):
     done = tandem("import", llama, "decoder/tiny", "--run", run.name, "--runs", run.parent)
     assert done.exit_code == 2 and "exists already" in done.stderr
+
+
+def test_an_import_that_fails_leaves_no_run_without_weights(llama, tmp_path, monkeypatch):
+    asked = ("import", llama, "decoder/tiny", "--run", "q", "--runs", tmp_path / "runs")
+
+    def full(*_, **__):
+        raise UserError("not saved; make room and start the same command again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imported.checkpoint, "save", full)
+        assert tandem(*asked).exit_code == 2 and not list((tmp_path / "runs").iterdir())
+    assert tandem(*asked).exit_code == 0 and [run.name for run in (tmp_path / "runs").iterdir()] == ["q"]

@@ -130,6 +130,8 @@ def test_an_article_of_wikitext_is_a_document(tmp_path):
         "= Empty =\nx = 3 = y",
     ]
     assert found[-1][1] == file.size > found[0][1] > 0
+    file.path.write_bytes(b"\xef\xbb\xbf" + b" = One = \n = Two = \n")
+    assert [text for text, _ in file.read()] == [" = One =", " = Two ="]
     file.path.write_text("no title\n")
     with pytest.raises(UserError, match=r"wiki\.valid\.tokens: no line reads as the title of an article"):
         list(file.read())

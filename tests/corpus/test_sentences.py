@@ -1,7 +1,12 @@
 """Segmentations of a store: made once, beside the tokens, from the text that the tokens hold."""
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +84,27 @@ def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypat
     spread = segment(copy, Segmentation(cap=20), lambda done, total: seen.append((done, total)))
     assert np.array_equal(spread.starts, alone.starts) and spread.manifest == alone.manifest
     assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == (len(store.tokens), len(store.tokens))
+
+
+def test_processes_end_with_the_one_that_is_killed(store, monkeypatch):
+    """Else they would hold its locks, and the same command would wait for ever."""
+    monkeypatch.setattr(module, "BATCH", 50)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(module, "_lengths", lambda *_: time.sleep(60))
+    if not (pid := os.fork()):
+        segment(store, Segmentation())
+    until = time.monotonic() + 20
+    while not (workers := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        assert time.monotonic() < until
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        while any(Path(f"/proc/{worker}").exists() for worker in workers):
+            assert time.monotonic() < until
+    finally:
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(worker), signal.SIGKILL)
 
 
 def test_segmentations_lie_beside_one_store_and_are_made_once(store, monkeypatch):

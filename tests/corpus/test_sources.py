@@ -39,6 +39,16 @@ def test_a_glob_passes_folders_over_and_a_tilde_is_the_home(folder, monkeypatch)
     assert texts_of("~/b") == ["second", "third"]
 
 
+def test_a_folder_is_read_through_links_to_folders_and_without_hidden_files(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "under").mkdir()
+    (elsewhere / "under" / "x.txt").write_text("linked")
+    (folder / "[c]").symlink_to(elsewhere)
+    (folder / "b" / "._a.txt").write_text("of another system")
+    assert texts_of(folder) == texts_of(folder / "**" / "*.[tmj]*") == ["linked", "first\r\nünd", "second", "third"]
+    assert texts_of(folder / "[c]") == ["linked"]
+
+
 def test_progress_ends_at_the_size_of_the_source(folder):
     for source in find_sources("corpus.texts", [str(folder)], "text"):
         done = [done for _, done in source.read()]
@@ -78,6 +88,7 @@ def test_documents_are_streamed(tmp_path):
     [
         (b"{nope}", "not a JSON line"),
         (b'{"body": "x", "id": 1}', 'no field "text" in it (found: body, id)'),
+        (b'{"x": ' + b"[" * 100_000, "not a JSON line"),
         (b'["x"]', 'no field "text" in it (found: list)'),
         (b'{"text": 7}', 'field "text" holds 7, not a text; leave it out'),
         (b'{"text": "\xff"}', "not a JSON line"),
