@@ -36,12 +36,12 @@ class TandemConfig(PretrainedConfig):
 
 
 class SessionCache:
-    """A session of the network, where `generate` expects a cache."""
+    """A session of the network, where `generate` expects a cache; `begun`: the mask (B, T) of what it began with."""
 
     is_compileable = False
 
-    def __init__(self, session: Session):
-        self.session, self.columns = session, 0
+    def __init__(self, session: Session, begun: Tensor):
+        self.session, self.begun, self.columns = session, begun, begun.shape[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of a row so far, padding included."""
@@ -49,7 +49,7 @@ class SessionCache:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row b continues from what row beam_idx[b] has read."""
-        self.session = self.session.fork(beam_idx)
+        self.session, self.begun = self.session.fork(beam_idx), self.begun[beam_idx]
 
 
 class TandemForCausalLM(PreTrainedModel, GenerationMixin):
@@ -112,8 +112,10 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             logits = self._go_on(cache, input_ids, attention_mask, kept)
         loss = None
         if labels is not None:
-            asked = labels[:, 1:].flatten()
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked, ignore_index=IGNORE)
+            asked = labels[:, 1:]
+            if attention_mask is not None:  # nothing predicts the first token after padding
+                asked = asked.masked_fill(attention_mask[:, -labels.shape[1] : -1] == 0, IGNORE)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked.flatten(), ignore_index=IGNORE)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
     def _check_reading(self, use_cache: bool | None, kept: slice | Tensor) -> None:
@@ -147,16 +149,23 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, kept, None], 0)
 
     def _begin(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> tuple[SessionCache, Tensor]:
-        cache = SessionCache(self.network.session(len(tokens)))
+        cache = SessionCache(self.network.session(len(tokens)), mask)
         texts = [row[shown].tolist() for row, shown in zip(tokens, mask, strict=True)]
-        logits = self._probable(cache.session.prefill(texts))[:, None]
-        cache.columns = tokens.shape[1]
+        logits = self._probable(cache.session.prefill(texts))[:, None].clone()  # a session's may not be written to
         return cache, logits if kept == LAST else self._read(tokens, mask, kept)
 
     def _go_on(self, cache: SessionCache, tokens: Tensor, mask: Tensor | None, kept: slice | Tensor) -> Tensor:
-        if mask is not None and not mask[:, -tokens.shape[1] :].all():
-            raise ValueError("attention_mask: after the first call of a text there can be no padding")
-        cache.columns += tokens.shape[1]
+        if not hasattr(cache, "session"):
+            raise ValueError("past_key_values: has to come from a call of this model with use_cache=True")
+        columns = cache.columns + tokens.shape[1]
+        if mask is not None:
+            read = F.pad(cache.begun, (0, columns - cache.begun.shape[1]), value=True)[:, -mask.shape[1] :]
+            if not torch.equal(mask.bool(), read):
+                raise ValueError(
+                    "attention_mask: differs from that of the first call, or has padding after it: a session has read "
+                    "what it has read"
+                )
+        cache.columns = columns
         pieces = (tokens,) if kept == LAST else tokens.split(1, dim=1)
         logits = torch.stack([self._probable(cache.session.step(piece)) for piece in pieces], dim=1)
         return logits[:, kept]

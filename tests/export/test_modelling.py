@@ -9,7 +9,7 @@ from tandem.recipe import registered
 
 pytest.importorskip("transformers")
 
-from transformers import PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from tandem.export.modelling import TandemConfig, TandemForCausalLM
 
@@ -49,6 +49,34 @@ def test_an_answer_is_a_tuple_where_that_is_asked(decoder):
         assert torch.equal(decoder(IDS, return_dict=False)[0], logits)
         loss, again, cache = decoder(IDS, use_cache=True, labels=IDS, return_dict=False)
     assert loss.ndim == 0 and torch.equal(again, logits) and cache.get_seq_length() == 4
+
+
+@torch.no_grad()
+def test_a_loss_asks_no_token_of_padding(decoder):
+    flipped = IDS.clone()
+    flipped[1] = IDS[1].roll(2)
+    alone = [decoder(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (IDS[:1], IDS[1:, 2:])]
+    for ids, mask in (IDS, MASK), (flipped, MASK.flip(1)):
+        labels = ids.masked_fill(mask == 0, -100)
+        assert torch.allclose(decoder(ids, mask, labels=labels).loss, sum(alone) / 4)  # three targets, and one
+
+
+@torch.no_grad()
+def test_a_mask_hides_nothing_that_a_cache_has_read(decoder):
+    begun = decoder(IDS, MASK, use_cache=True, logits_to_keep=1)
+    begun.logits[:, :, 0] = 0.0  # as loops of one's own do
+    longer = torch.cat((MASK, torch.ones_like(MASK)), dim=1)
+    for place in (0, 2), (1, 0), (1, 5):
+        other = longer.clone()
+        other[place] = 1 - other[place]
+        with pytest.raises(ValueError, match="attention_mask: differs from that of the first call"):
+            decoder(IDS, other, past_key_values=begun.past_key_values)
+    begun.past_key_values.reorder_cache(torch.tensor([1, 0]))
+    whole = decoder(IDS.flip(0), longer.flip(0), past_key_values=begun.past_key_values).logits
+    again = decoder(IDS, MASK, use_cache=True).past_key_values
+    assert torch.equal(decoder(IDS, torch.ones_like(IDS), past_key_values=again).logits, whole.flip(0))
+    with pytest.raises(ValueError, match="past_key_values: has to come from a call of this model"):
+        decoder(IDS, past_key_values=DynamicCache())
 
 
 KEPT = {0: slice(None), 1: slice(-1, None), 2: slice(-2, None), 9: slice(None), (0, 3): [0, 3]}
