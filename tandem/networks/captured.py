@@ -95,7 +95,7 @@ class CapturedSession:
             raise ValueError(f"a prompt of {longest} tokens in a session of {self.capacity}; give it more capacity")
         logits = self.session.prefill(prompts)
         self.session.fix(self.capacity)
-        self.rows, self.taken = len(prompts), longest
+        self.rows, self.taken, self.device = len(prompts), longest, logits.device
         return logits
 
     @torch.inference_mode()
@@ -106,13 +106,14 @@ class CapturedSession:
         if self.taken >= self.capacity:
             raise ValueError(f"all {self.capacity} places of this session are taken; give it more capacity")
         self.taken += 1
-        self.session.ready()
-        if self.graph is None:
-            self._capture(tokens.cuda())
-        assert self.graph is not None
-        self.tokens.copy_(tokens)
-        self.graph.replay()
-        return self.logits.clone()
+        with torch.cuda.device(self.device):  # streams and graphs are those of the current device
+            self.session.ready()
+            if self.graph is None:
+                self._capture(tokens.to(self.device))
+            assert self.graph is not None
+            self.tokens.copy_(tokens)
+            self.graph.replay()
+            return self.logits.clone()
 
     @property
     def bytes(self) -> int:

@@ -166,6 +166,8 @@ class GenerationCaches(CachedStack):
     @property
     def opens_a_text(self) -> bool:
         """Whether the next column opens the block, and in some row the text."""
+        if self.clock is not None:  # a fixed block is open
+            return False
         columns = len(self.caches[0]) + (self.shared[0].shape[3] if self.shared else 0)
         return columns == self.boundary and bool((self.pads == self.boundary).any())
 

@@ -28,6 +28,9 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from tandem.nn.spans import ready_for
 
 BLOCK = 128
+VARIANTS = 256
+"""Graphs of a process, by dtype, heads, length, gradients. Past PyTorch's limit of 8, FlexAttention would silently hold
+all T x N scores; past this one it is an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +51,16 @@ class Blocks:
         """The output of every group of queries and, on request, its log-sum-exp."""
         q, k, v = torch.cat(tuple(queries), 2), self._in_line(keys), self._in_line(values)
         _refuse(q)
-        y, aux = _compiled()(
-            q,
-            k,
-            v,
-            block_mask=self.mask,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-            return_aux=AuxRequest(lse=return_lse),
-        )
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+            y, aux = _compiled()(
+                q,
+                k,
+                v,
+                block_mask=self.mask,
+                scale=scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+                return_aux=AuxRequest(lse=return_lse),
+            )
         T = queries[0].shape[2]
         return y.split(T, 2), () if aux.lse is None else aux.lse.detach().split(T, 2)
 
@@ -113,7 +117,7 @@ def _pair_mask(lo: Tensor, hi: Tensor):
 
 @cache
 def _compiled():
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def _refuse(q: Tensor) -> None:

@@ -20,6 +20,7 @@ NETWORKS = {
     "reverse_sps": (SPS, {"depth": 1, "window": 2, "persistent": "predictions", "read": "inputs"}),
     "context_ready": (ContextReady, {"depth": 1, "passes_min": None}),
     "double_decoder": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1}),
+    "with_a_sink": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1, "sink": True}),
 }
 
 

@@ -1,5 +1,7 @@
 """FlexAttention: its blocks, and on a CPU its eager forward; the rest needs CUDA."""
 
+from functools import partial
+
 import patterns
 import pytest
 import torch
@@ -56,12 +58,29 @@ def test_blocks_from_spans_are_those_of_the_evaluated_mask(name, T, monkeypatch)
         assert torch.equal(a, e), part
 
 
-@pytest.mark.parametrize("name", ["sps_3", "double_decoder"])
-def test_a_new_batch_compiles_nothing_again(name, monkeypatch):
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts what is compiled, and runs it as it is."""
     counter = CompileCounter()
-    compiled = torch.compile(torch_flex.flex_attention, backend=counter)
-    monkeypatch.setattr(flex, "_compiled", lambda: compiled)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     monkeypatch.setattr(flex, "_refuse", lambda *_: None)
+    flex._compiled.cache_clear()
+    yield counter
+    flex._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def test_no_shape_of_a_process_falls_back_to_all_scores(counter):
+    span = causal(torch.zeros(1, 20, dtype=torch.long))
+    for heads in range(1, 13):  # PyTorch's own limit is 8
+        x = torch.randn(1, heads, 20, 16)
+        with torch.no_grad():
+            attend(x, [Source(x, x, span)], backend="flex")
+        assert counter.frame_count == heads
+
+
+@pytest.mark.parametrize("name", ["sps_3", "double_decoder"])
+def test_a_new_batch_compiles_nothing_again(name, monkeypatch, counter):
     for share in (0.02, 0.1, 0.3):  # other documents, so other blocks, partial and full
         monkeypatch.setattr(patterns, "starts_of", lambda T, _, seed, share=share: starts_of(T, share, seed))
         spans = PATTERNS[name](200)
