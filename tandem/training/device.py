@@ -24,7 +24,7 @@ class Choice(NamedTuple, Generic[T]):
 
 @register("training")
 class Training:
-    """How steps are executed; none of it changes what is learned beyond rounding."""
+    """How steps are executed; none of it changes what is learned beyond rounding and the masks drawn for dropout."""
 
     class Config(Settings):
         device: Literal["auto", "cpu", "cuda"] = "auto"
