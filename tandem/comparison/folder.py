@@ -93,7 +93,7 @@ class StudyFolder:
         best: dict[str, tuple[float, float]] = {}
         for job in trials:
             if job.arm not in waiting and self.finished(job) and job.rate is not None:
-                tried = self.result(job).nats_with_boundaries, job.rate
+                tried = self.result(job).paid_per_token, job.rate
                 if math.isfinite(tried[0]):
                     best[job.arm] = min(best.get(job.arm, tried), tried)
         return {arm: rate for arm, (_, rate) in best.items()}

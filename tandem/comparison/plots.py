@@ -30,7 +30,7 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
         if judged:
             numbers = [0, *(record["step"] for record in steps)]
             at = np.interp([record["step"] for record in judged], numbers, [0, *tokens])
-            nats = [record["nats_per_token"] for record in judged]
+            nats = [record.get("of_curve", record)["nats_per_token"] for record in judged]
             axes.plot(at, nats, "o", color="C0", markeredgecolor="white", markersize=6, label=f"{name}, held out")
         axes.set_xlabel("tokens of text trained on")
         axes.set_ylabel("loss (nats per token)")

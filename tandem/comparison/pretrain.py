@@ -18,10 +18,10 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
-from tandem.comparison.texts import recorded, text_stores
+from tandem.comparison.texts import per_token, recorded, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
-from tandem.evaluation.likelihood import Likelihood, require_bytes
+from tandem.evaluation.likelihood import Likelihood, documents_to_score, require_bytes
 from tandem.export.hugging_face import refusal
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
@@ -105,8 +105,8 @@ def prepared(recipe: Recipe) -> Corpus:
         corpus = prepare(recipe.corpus, progress)
     texts = text_stores(recipe, corpus)  # report what cannot be read or scored early
     e = recipe.evaluation
-    scored_at = {e.final_documents, e.documents if e.every or e.points else e.final_documents}
-    asked = [*((corpus.validation, n, e.split) for n in scored_at), *((store, None, "all") for store in texts.values())]
+    held_out = [(corpus.validation, n, e.split) for n in {e.final_documents, e.documents_of_curve}]
+    asked = [*held_out, *((store, None, "all") for store in texts.values())]
     for store, documents, split in asked:
         require_bytes(store, recipe.batch.context, documents, split, e.prefix)
     if recipe.choice("network").reads_sentences:
@@ -219,7 +219,7 @@ class Evaluations:
 
     def after_step(self, step: Step) -> None:
         if step.step < self.run.steps:  # the end is evaluated separately
-            _, judged = judge(self.run, step.step, self.config.documents)
+            _, judged = judge(self.run, step.step, self.config.documents_of_curve)
             self.log.write(judged, noted(self.run.note, in_words(judged)))
 
 
@@ -239,10 +239,14 @@ class Samples:
 def judge(
     run: Run, step: int, documents: int | None, progress: Told = lambda done, total: None, end: bool = False
 ) -> tuple[Likelihood, dict[str, Any]]:
-    """Likelihood of held-out documents after `step` steps, and its record; at the `end`, also in windows."""
+    """Likelihood of held-out documents after `step` steps, and its record; at the `end`, also in windows, and of those
+    documents that are scored during training."""
     began = time.perf_counter()
     split = run.recipe.evaluation.split
     found, judged = recorded(run, run.corpus.validation, documents, split, progress, windows=end)
+    if end:
+        few = documents_to_score(run.corpus.validation, run.recipe.evaluation.documents_of_curve, split)
+        judged["of_curve"] = per_token(found.of(few))
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
     seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
@@ -266,8 +270,10 @@ def by_document(found: Likelihood) -> bytes:
 def decoding(run: Run) -> Decoding:
     """The cost of continuing half a context of held-out text by a quarter of a context, at most 64 tokens."""
     context = run.recipe.batch.context
-    prompt, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
-    return measure_decoding(run.whole_network(), prompt.tolist(), max(1, min(64, context // 4)))
+    stored, _ = Order(run.corpus.validation, SUBSET).read(0, context // 2)
+    network, tokenizer = run.whole_network(), run.corpus.tokenizer
+    prompt = network.prompt(tokenizer, tokenizer.decode(stored)) or [tokenizer.eos]
+    return measure_decoding(network, prompt, max(1, min(64, context // 4)))
 
 
 def judge_texts(run: Run) -> dict[str, Any]:

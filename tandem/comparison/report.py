@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from tandem.comparison import charts
+from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
@@ -125,7 +126,7 @@ def _likelihood(summary: Summary) -> str:
 
 def _unpaired(summary: Summary) -> str:
     """Welch's test, as papers report it."""
-    samples = {arm: Sample.of([summary.per_token(r) for r in found]) for arm, found in summary.runs.items() if found}
+    samples = {arm: Sample.of([r.paid_per_token for r in found]) for arm, found in summary.runs.items() if found}
     base = samples.pop(summary.study.baseline, None)
     if base is None:
         return ""
@@ -186,7 +187,8 @@ def _curves(summary: Summary) -> str:
         f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in zip(heads, drawn, strict=False)
     )
     note = (
-        "Held-out nats per token: thick the mean of an arm, thin its seeds. Before the end over part of the documents."
+        "Nats per token of the held-out documents that are scored during training, sentence ends included: thick the "
+        "mean of an arm, thin its seeds."
     )
     return _legend(summary) + f'<div class="grid-of-charts">{figures}</div>' + _note(note)
 
@@ -208,7 +210,7 @@ def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
         runs = []
         for result in (result for result in summary.runs[arm] if result.seed in base):
             xs, ys = zip(*((x(point), point.nats_per_token) for point in base[result.seed]), strict=True)
-            shared = [point for point in result.curve if xs[0] <= x(point) <= xs[-1]]
+            shared = [point for point in result.curve if xs[0] <= x(point) <= (1 + MISSED) * xs[-1]]
             at = np.interp(np.log([x(point) for point in shared]), np.log(xs), ys)
             gaps = zip(shared, at.tolist(), strict=True)
             runs.append([p._replace(nats_per_token=p.nats_per_token - y) for p, y in gaps])

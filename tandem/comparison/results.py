@@ -67,8 +67,8 @@ class Result:
     end_nats: np.ndarray
     """(D,) nats of sentence ends, float64; 0 for a network that is not given them."""
     curve: list[Point]
-    """By step, the end included; before the end, over part of the documents (`evaluation.documents`). Points that are
-    not finite are left out."""
+    """By step, the end included, sentence ends paid for; over the documents that are scored during training
+    (`evaluation.documents`). Points that are not finite are left out."""
     decoding: Decoding
     samples: list[tuple[str, str]]
     """(prompt, continuation)."""
@@ -90,9 +90,14 @@ class Result:
         return float(self.nats.sum() / np.log(2) / self.document_bytes.sum())
 
     @property
-    def nats_with_boundaries(self) -> float:
+    def paid_nats(self) -> np.ndarray:
+        """(D,) nats of text and sentence ends."""
+        return self.nats + self.end_nats
+
+    @property
+    def paid_per_token(self) -> float:
         """Nats of text and sentence ends per token of text."""
-        return float((self.nats + self.end_nats).sum() / self.document_tokens.sum())
+        return float(self.paid_nats.sum() / self.document_tokens.sum())
 
     def as_numbers(self) -> dict[str, Any]:
         """What a line of results.jsonl holds: sums over documents in place of the arrays, no texts."""
@@ -152,9 +157,10 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
             tokens=judged["training_tokens"],
             flops=judged["training_flops"],
             seconds=judged["training_seconds"],
-            nats_per_token=judged.get("nats_per_token_with_boundaries", judged["nats_per_token"]),
+            nats_per_token=told.get("nats_per_token_with_boundaries", told["nats_per_token"]),
         )
         for judged in folder.records("likelihood")
+        for told in [judged.get("of_curve", judged)]
     ]
     if not curve:
         raise UserError(f"{folder.metrics}: missing, or holds no likelihood; {SCORE_AGAIN}")

@@ -27,7 +27,7 @@ from tandem.comparison.report import html_table, rendered
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
-from tandem.comparison.summary import fixed, non_embedding, pays_for_ends, signed
+from tandem.comparison.summary import fixed, non_embedding, signed
 from tandem.comparison.table import NONE, PAID
 from tandem.recipe.catalogue import columns
 from tandem.training.display import scaled
@@ -65,7 +65,7 @@ class Scaling:
     runs: dict[str, list[Run]]
     """By arm, over all cells."""
     pays_for_ends: bool
-    """Whether losses include the nats of sentence ends: decided as in a study, over the arms of all cells."""
+    """Whether an arm is told where sentences end; losses include the nats of these ends."""
     laws: dict[str, Fitted] = field(default_factory=dict)
     lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
     """By axis and the value of what stays fixed, then by arm."""
@@ -77,11 +77,10 @@ class Scaling:
         flat = [(cell, result) for cell in cells for result in cell.results if not result.trial]
         results = [result for _, result in flat]
         require_same_documents(results)
-        paid = pays_for_ends(results, [own for cell in cells for own in cell.study.arms.values()])
+        paid = any(result.end_nats.any() for result in results)
         for cell, result in flat:
             size = float(non_embedding(result.parameters))
-            nats = result.nats_with_boundaries if paid else result.nats_per_token
-            measured = Measured(size, float(result.tokens), result.flops, nats)
+            measured = Measured(size, float(result.tokens), result.flops, result.paid_per_token)
             if math.isfinite(measured.nats):
                 run = Run(cell.size, cell.budget, result.seed, measured, result.steps, result.training_seconds)
                 runs[result.arm].append(run)

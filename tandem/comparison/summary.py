@@ -74,19 +74,12 @@ class Summary:
 
     @cached_property
     def pays_for_ends(self) -> bool:
-        return pays_for_ends(self.flat, self.study.arms.values())
-
-    def nats(self, result: Result) -> np.ndarray:
-        """(D,) the nats by which a run is judged."""
-        return result.nats + result.end_nats if self.pays_for_ends else result.nats
-
-    def per_token(self, result: Result) -> float:
-        """`nats` per scored token."""
-        return float(self.nats(result).sum() / result.document_tokens.sum())
+        """Whether a network is told where sentences end, which says something about the text to come."""
+        return any(result.end_nats.any() for result in self.flat)
 
     @cached_property
     def judgement(self) -> Judgement:
-        return self._judged(self.nats)
+        return self._judged(lambda result: result.paid_nats)
 
     @cached_property
     def free_ends(self) -> Judgement:
@@ -134,9 +127,7 @@ class Summary:
     def trial_losses(self, arm: str) -> dict[float, float]:
         """Learning rate -> nats per token of the trials so far, sentence ends included where the arm is given them;
         nan where the loss was not finite."""
-        by_rate = {
-            rate: [r.nats_with_boundaries for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates
-        }
+        by_rate = {rate: [r.paid_per_token for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates}
         made = {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
         return made | {rate: math.nan for rate in self.study.rates if (arm, rate) in self.diverged}
 
@@ -264,19 +255,6 @@ class Summary:
             "Student variables, one for the variation over seeds and one for that over documents, "
             f"at level {self.study.level:g}{holm}."
         )
-
-
-def pays_for_ends(results: Iterable[Result], arms: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether arms are given different information about where sentences end: then the nats of the ends are added.
-
-    The end of a span can be found by counting; the end of a sentence says something about the text to come.
-
-    Args:
-        arms: the settings of each that differ between arms (`Study.arms`).
-    """
-    told = {bool(result.end_nats.any()) for result in results}
-    cut_alike = not any(key.startswith("corpus.sentences") for own in arms for key in own)
-    return told == {True, False} or (told == {True} and not cut_alike)
 
 
 def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:

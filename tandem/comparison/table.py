@@ -15,8 +15,8 @@ NONE = "\N{EN DASH}"
 ALONE = " †"
 """Marks an interval over documents alone or seeds alone."""
 PAID = (
-    "Arms are given different information about where sentences end, which reveals something of the text to come. So "
-    "these ends are paid for: their nats are added to those of the text."
+    "To be told where sentences end is to be told something of the text to come. So these ends are paid for: their "
+    "nats are added to those of the text."
 )
 ENDS = f"{PAID} With the ends for free, as the papers count:"
 
@@ -46,16 +46,8 @@ def _prefill(summary: Summary, arm: str) -> str:
     return f"{taken}, {np.mean(passes):.3g} passes" if all(passes) else taken
 
 
-def _judged(summary: Summary, arm: str) -> str:
-    return _spread(summary.per_token, fixed)(summary, arm)
-
-
-def _bits(summary: Summary, arm: str) -> str:
-    return _mean(lambda r: float(summary.nats(r).sum() / np.log(2) / r.document_bytes.sum()), fixed)(summary, arm)
-
-
 def _interval(summary: Summary, arm: str) -> str:
-    sample = summary.sample(arm, summary.per_token)
+    sample = summary.sample(arm, lambda r: r.paid_per_token)
     half = sample.half_width(summary.study.level)
     return NONE if math.isnan(half) else f"{fixed(sample.mean - half)} to {fixed(sample.mean + half)}"
 
@@ -82,26 +74,26 @@ def corrected_p(summary: Summary, arm: str) -> str:
 
 
 def _in_windows(summary: Summary, arm: str) -> str:
-    found = [run.in_windows[summary.pays_for_ends] for run in summary.runs[arm] if run.in_windows]
+    found = [run.in_windows[1] for run in summary.runs[arm] if run.in_windows]
     return fixed(float(np.mean(found))) if found else NONE
 
 
 LIKELIHOOD = [
-    Column("nats/token ± sd", _judged),
+    Column("nats/token ± sd", _spread(lambda r: r.paid_per_token, fixed)),
     Column("interval of the mean", _interval),
     Column("n", lambda s, arm: str(len(s.runs[arm]))),
-    Column("bits/byte", _bits),
+    Column("bits/byte", _mean(lambda r: float(r.paid_nats.sum() / np.log(2) / r.document_bytes.sum()), fixed)),
     Column("difference", _difference),
     Column("interval", _difference_interval),
     Column("p (Holm)", corrected_p),
 ]
 IN_WINDOWS = Column("in windows of the context", _in_windows)
 """Added where an arm reads documents whole."""
-FREE_ENDS = [  # where arms are given different information about sentence ends
+FREE_ENDS = [  # where an arm is told where sentences end
     Column("nats/token, ends for free", _spread(lambda r: r.nats_per_token, fixed)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
     Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),
-    Column("nats of the ends per token", _mean(lambda r: r.nats_with_boundaries - r.nats_per_token, fixed)),
+    Column("nats of the ends per token", _mean(lambda r: r.paid_per_token - r.nats_per_token, fixed)),
 ]
 COST = [
     Column("learning rate", lambda s, arm: ", ".join(dict.fromkeys(short(r.lr) for r in s.runs[arm]))),

@@ -94,7 +94,9 @@ def recorded(run: Run, store: Store, *asked: Any, windows: bool = True) -> tuple
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}
     if windows and run.network.reads_whole:
-        cut = scored(run, store, *asked, whole=False)
-        kept = {"nats_per_token": cut.nll, "nats_per_token_with_boundaries": cut.nll_with_boundaries}
-        record["in_windows"] = kept
+        record["in_windows"] = per_token(scored(run, store, *asked, whole=False))
     return found, record
+
+
+def per_token(found: Likelihood) -> dict[str, float]:
+    return {"nats_per_token": found.nll, "nats_per_token_with_boundaries": found.nll_with_boundaries}

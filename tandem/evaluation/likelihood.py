@@ -53,7 +53,7 @@ class Evaluation:
         split: Literal["all", "comparison", "tuning"] = "all"
         """Held-out documents to score: all, or one of two disjoint halves."""
         documents: int | None = Field(50, ge=1)
-        """Documents scored during training; null: all."""
+        """Documents scored during training, the first of those of the end; null: all of those."""
         final_documents: int | None = Field(None, ge=1)
         """Documents scored at the end of training; null: all."""
         prefix: bool = False
@@ -62,6 +62,11 @@ class Evaluation:
         """Rows scored at a time; changes nothing but speed and memory."""
         texts: dict[str, str | list[str]] = {}
         """Further texts scored at the end, by name: paths as in corpus.texts; read with the run's tokenizer."""
+
+        @property
+        def documents_of_curve(self) -> int | None:
+            """Documents that are scored both during training and at its end."""
+            return min((n for n in (self.documents, self.final_documents) if n is not None), default=None)
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -101,6 +106,11 @@ class Likelihood:
     @property
     def documents(self) -> int:
         return len(self.order)
+
+    def of(self, documents: np.ndarray) -> "Likelihood":
+        """The scores of these documents alone."""
+        kept = np.isin(self.order, documents)
+        return Likelihood(*(getattr(self, field.name)[kept] for field in fields(self)))
 
     @property
     def nll(self) -> float:

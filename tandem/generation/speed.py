@@ -15,6 +15,7 @@ class Decoding:
     """What generation costs with the trained network: one text at a time, after `prompt` tokens of held-out text."""
 
     prompt: int
+    """Its tokens of text; sentence ends, where the network reads them, come on top."""
     prefill_seconds: float
     tokens_per_second: float
     cache_bytes: int
@@ -30,7 +31,7 @@ def measure_decoding(network: Network, prompt: Sequence[int], tokens: int, repea
     """
     timed = [_measure(network, list(prompt), tokens) for _ in range(repeats + 1)][1:]
     return Decoding(
-        prompt=len(prompt),
+        prompt=sum(token < network.vocabulary for token in prompt),
         prefill_seconds=min(prefill for prefill, *_ in timed),
         tokens_per_second=tokens / min(steps for _, steps, *_ in timed),
         cache_bytes=timed[0][2],

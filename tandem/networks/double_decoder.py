@@ -202,6 +202,7 @@ class DoubleDecoder(Network):
         return DoubleDecoderSession(self, rows, keep, swap)
 
     def cost(self) -> Cost:
+        """With `sink`, a session keeps one latent more than this counts while its prompt has a single token."""
         c = self.config
         G, D, _ = c.derived
         L_c, L_g, work = c.context_layers, c.generation_layers, linear_work(c)

@@ -37,7 +37,9 @@ class Layers:
 
 @dataclass(frozen=True)
 class GestaltCost(Cost):
-    """Rows of text count as sentences of `sentence` tokens; sessions close theirs only at `cap`."""
+    """Rows of text count as sentences of `sentence` tokens; sessions close theirs only at `cap`.
+
+    `decode` does not count the closing of a sentence: that is `sentence_end`."""
 
     width: int = 0
     memory: int = 0

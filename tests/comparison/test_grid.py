@@ -125,7 +125,7 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9,
                         SimpleNamespace(
                             arm=arm, seed=seed, trial=False, folder=f"{arm}-{seed}", documents=np.arange(documents),
                             document_tokens=np.full(documents, tokens), end_nats=np.full(documents, arm in ends),
-                            nats_with_boundaries=nats + 0.2 * (arm in ends),
+                            paid_per_token=nats + 0.2 * (arm in ends),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
                             nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5, text=text,
                         )
@@ -200,10 +200,6 @@ def test_a_grid_charges_sentence_ends_as_its_studies_do(tmp_path):
         assert charged == pytest.approx([0.2 * (arm != "base")] * 4)
     page, text = write_scaling(cells(**FEW, ends=["gained <a>"]), tmp_path)
     assert PAID in text and PAID in page.read_text() and PAID not in write_scaling(cells(**FEW), tmp_path)[1]
-    assert not Scaling.of(cells(**FEW, ends=STUDIED.arms)).pays_for_ends  # equal information
-    first, one, *others = cells(**FEW, ends=STUDIED.arms)
-    cut = SimpleNamespace(**vars(STUDIED) | {"arms": {"base": {"corpus.sentences.cap": 9}, "gained <a>": {}}})
-    assert Scaling.of([first, one._replace(study=cut), *others]).pays_for_ends  # not at one size
 
 
 def test_an_arm_and_seeds_of_one_size_alone_are_in_the_report(tmp_path):

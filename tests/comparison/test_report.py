@@ -133,6 +133,8 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
         judged = {"step": point.step, "training_tokens": point.tokens, "training_flops": point.flops}
         nats = math.nan if point.step > 100 else point.nats_per_token
         told = {"nats_per_token": nats - 0.1, "nats_per_token_with_boundaries": nats}
+        if point.step == 80:  # as at the end, where it is that of other documents
+            told = {"nats_per_token": 9.0, "nats_per_token_with_boundaries": 9.0, "of_curve": told}
         lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, **told})
     kept = ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
     told = {"step": drawn.steps, "decoding": dataclasses.asdict(drawn.decoding), **{k: getattr(drawn, k) for k in kept}}
@@ -270,6 +272,10 @@ def test_gaps_are_means_at_one_step(make_study, run):
     study = make_study(seeds=[1, 2], arms={arm: {} for arm in ("decoder", "sps")})
     (line,) = _gaps(Summary.of(study, results), lambda point: point.seconds)
     assert line.mean == [(2, -1), (3, -2), (4, -3)] and [len(own) for own in line.runs] == [4, 3]
+    later = [r.curve[-1]._replace(seconds=1.005 * r.curve[-1].seconds) for r in results]  # a step more, of whole steps
+    ended = [dataclasses.replace(r, curve=[*r.curve[:-1], end]) for r, end in zip(results, later, strict=True)]
+    (line,) = _gaps(Summary.of(study, [*results[:2], *ended[2:]]), lambda point: point.seconds)
+    assert line.mean[-1] == (pytest.approx(4.02), -3) and [len(own) for own in line.runs] == [4, 3]
 
 
 def test_seeds_that_end_by_the_clock_have_a_mean_curve_and_gaps(make_study, run):
@@ -377,23 +383,18 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     tried = Summary.of(make_study(rates=rates), [*told, *trials])
     assert min(tried.trial_losses("sps").items(), key=lambda pair: pair[1])[0] == 1e-3
     assert any(warning.startswith("sps did best at 0.001, the edge") for warning in tried.warnings)
-    everyone = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) for r in results]
-    assert not Summary.of(study, everyone).pays_for_ends  # equal information
-    spans = study.arms | {"sps": {**study.arms["sps"], "corpus.sentences.splitter": "every"}}
-    assert Summary.of(make_study(arms=spans), everyone).pays_for_ends  # of other ends than the others
-    assert not Summary.of(make_study(arms=spans), results).pays_for_ends  # nobody is told
+    everyone = [dataclasses.replace(r, end_nats=(r.arm == "sps") * 0.2 * r.document_tokens + 1) for r in results]
+    assert Summary.of(study, everyone).judgement.best != "sps"  # as their curves and rates are judged
 
 
 def test_an_arm_that_reads_documents_whole_has_what_windows_would_give_beside(make_study, run, page):
     results, title = everything(run), "in windows of the context"
     assert title not in plain(Summary.of(make_study(), results))
     told = [dataclasses.replace(r, in_windows=(3.0 + r.seed, 4.0 + r.seed)) if r.arm == "sps" else r for r in results]
-    for ends, shown in ((0.0, "5.0000"), (0.01, "6.0000")):  # the mean of three seeds, ends for nothing or paid for
-        paid = [dataclasses.replace(r, end_nats=ends * r.nats) if r.arm == "sps" else r for r in told]
-        heads, *rows = likelihoods(Summary.of(make_study(), paid))
-        assert heads[-1] == title and {row[0]: row[-1] for row in rows}["sps"] == shown
-        assert {row[-1] for row in rows if row[0] != "sps"} == {NONE}
-        assert title in plain(Summary.of(make_study(), paid)) and title in Page(page(make_study(), paid)).text
+    heads, *rows = likelihoods(Summary.of(make_study(), told))
+    assert heads[-1] == title and {row[0]: row[-1] for row in rows}["sps"] == "6.0000"  # ends paid for, of three seeds
+    assert {row[-1] for row in rows if row[0] != "sps"} == {NONE}
+    assert title in plain(Summary.of(make_study(), told)) and title in Page(page(make_study(), told)).text
 
 
 def test_cells_of_the_tables_are_their_definitions(make_study, run):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 from forked import Forked, forked
 from tiny import STUDY, TrainedHere, read, write
@@ -22,6 +23,8 @@ from tandem import cli
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.study import Job
+from tandem.comparison.trained import open_trained
+from tandem.evaluation.likelihood import documents_to_score
 from tandem.recipe import UserError
 from tandem.training.observers import CLOCK_KEYS
 
@@ -166,9 +169,13 @@ def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus
     for kind in trials, runs:
         assert all((result.documents == kind[0].documents).all() for result in kind)
     assert not set(trials[0].documents) & set(runs[0].documents)
+    few = documents_to_score(open_trained(runs[0].folder).corpus.validation, 5, "comparison")
     for result in runs:
         assert len(result.curve) == 15 and result.curve[-1].step == result.steps == 30  # every second step of 30
-        assert result.curve[-1].nats_per_token == pytest.approx(result.nats_per_token, abs=0)
+        kept = np.isin(result.documents, few)
+        assert 0 < kept.sum() < len(kept)
+        ended = result.nats[kept].sum() / result.document_tokens[kept].sum()
+        assert result.curve[-1].nats_per_token == pytest.approx(ended, abs=0)
         assert result.training_seconds == result.curve[-1].seconds > result.curve[0].seconds
         tried = {trial.lr: trial.nats_per_token for trial in trials if trial.arm == result.arm}
         assert result.lr == min(tried, key=tried.__getitem__)
@@ -224,7 +231,7 @@ def test_a_rate_is_chosen_with_sentence_ends_paid_for(tmp_path, small_corpus, mo
     folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]"), tmp_path / "tiny")
     free, paid = {1e-3: 3.3, 4e-3: 3.29}, {1e-3: 3.4, 4e-3: 3.44}
     monkeypatch.setattr(folder, "finished", lambda job: job.arm == "deep" and job.trial)  # and no other arm
-    result = lambda job: SimpleNamespace(nats_per_token=free[job.rate], nats_with_boundaries=paid[job.rate])
+    result = lambda job: SimpleNamespace(nats_per_token=free[job.rate], paid_per_token=paid[job.rate])
     monkeypatch.setattr(folder, "result", result)
     assert folder.chosen() == {"deep": 1e-3}
 
@@ -233,7 +240,7 @@ def test_trials_count_for_their_part_of_a_run_in_what_is_left(tmp_path, small_co
     study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.25", "seeds=[1, 2]")
     folder = StudyFolder(study, tmp_path / "tiny")
     folder.open()
-    told = SimpleNamespace(training_seconds=9.0, evaluation_seconds=1.0, nats_with_boundaries=3.0)
+    told = SimpleNamespace(training_seconds=9.0, evaluation_seconds=1.0, paid_per_token=3.0)
     first, *_ = study.trials()
     monkeypatch.setattr(folder, "finished", lambda job: job == first)
     monkeypatch.setattr(folder, "result", lambda job: told)
@@ -247,7 +254,7 @@ def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, sma
     folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3, 8e-3]"), tmp_path / "tiny")
     folder.open()
     nats = {1e-3: math.nan, 4e-3: 3.0, 8e-3: 4.0}  # by likelihood, too
-    monkeypatch.setattr(folder, "result", lambda job: SimpleNamespace(nats_with_boundaries=nats[job.rate]))
+    monkeypatch.setattr(folder, "result", lambda job: SimpleNamespace(paid_per_token=nats[job.rate]))
 
     def end(name: str, code: int | None = None):
         (folder.runs / name).mkdir()

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
 from tandem.comparison.trained import evaluate, open_model, open_trained, write_model
-from tandem.corpus import Segmentation, sentences
+from tandem.corpus import SUBSET, Order, Segmentation, sentences
 from tandem.evaluation.likelihood import likelihood
 from tandem.recipe import UserError, load
 from tandem.training.run import Run
@@ -63,6 +63,18 @@ def test_three_numbers_are_shown_of_a_network_that_is_told_of_boundaries(spans):
     assert in_words(plain).startswith(f"{told}), ")
     plain = {key: value for key, value in plain.items() if not key.startswith("nats_per_token_")}
     assert in_words(plain).startswith(f"{free:.3f} nats/token, ")
+
+
+def test_what_decoding_costs_is_measured_after_a_prompt_of_sentences(spans):
+    path, result = spans
+    run, told = open_trained(path), result["decoding"]
+    stored, _ = Order(run.corpus.validation, SUBSET).read(0, 16)
+    ids = run.corpus.tokenizer.encode(run.corpus.tokenizer.decode(stored)).tolist()
+    session = run.network.session(1)
+    session.prefill(
+        [[token for i in range(0, len(ids), 5) for token in ([run.network.end] if i else []) + ids[i : i + 5]]]
+    )
+    assert told["prompt"] == len(ids) > 10 and told["cache_bytes"] == session.bytes
 
 
 def test_what_reads_documents_whole_is_scored_in_windows_beside(spans, trained):

@@ -39,7 +39,7 @@ BUGS = {
         ("cells may be scored on different documents", GRID,
          "        require_same_documents(results)\n", ""),
         ("sentence ends are free in a grid", GRID,
-         "result.nats_with_boundaries if paid else result.nats_per_token", "result.nats_per_token"),
+         "result.paid_per_token", "result.nats_per_token"),
         ("two budgets tell an exponent", GRID,
          "_values(runs, axis) > 2", "_values(runs, axis) > 1"),
     ],
