@@ -7,12 +7,13 @@
                     or as many as there are
     exchange        nats per token with the memories of other documents at the same sentence, less those with its own
 
-A memory of zeros never occurs in training; one from another document has the right form and the wrong content. The
-seed of a sentence carries the newest thought, too, so memories are also exchanged with seeds off, and from the second
-newest thought on. Only tokens of sentence steps at which more than one document has a sentence are counted.
+A memory of zeros never occurs in training; one from another document has the right form and the wrong content. It is
+what the other document remembers when it is read by itself. The seed of a sentence carries the newest thought, too,
+made by a sentence that read another's memory, so memories are also exchanged with seeds off, and from the second newest
+thought on. Only tokens of sentence steps at which more than one document has a sentence are counted.
 
 Source: Thought Gestalt (arXiv 2512.25026) shows gates by block over training; the rest is ours.
-Cost: the documents are scored five times.
+Cost: the documents are scored eight times.
 Shapes: R rows (sentences), F thoughts, M memory slots, P positions, H heads, D head width, L positions of a row.
 """
 
@@ -88,14 +89,14 @@ class Use:
         return (attention * is_real).mean(1).sum(1).double().cpu().numpy()
 
 
-def exchange(youngest: int, batch: StreamBatch) -> Seen:
+def exchange(youngest: int, batch: StreamBatch, memories: Iterator[Tensor]) -> Seen:
     """Gives each sentence of a batch the thoughts of the next document that has a sentence at this step, except those
-    younger than `youngest`."""
+    younger than `youngest`. `memories`: what is read where nothing is exchanged, in order."""
     reading = np.repeat(np.arange(1, len(batch.rows_at)), batch.rows_at[1:])
     """For each thought that is read at all, in order, the sentence step at which it is the newest."""
 
     def swap(layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
-        thoughts, ranks = reader.thoughts[layer]
+        thoughts, ranks = next(memories), reader.thoughts[layer][1]
         filled, windows = reader.rows.filled, reader.rows.windows.cpu().numpy()
         step = np.where(filled > 0, reading[windows[np.arange(len(filled)), filled - 1]], 0)
         other = np.arange(len(filled))
@@ -107,6 +108,14 @@ def exchange(youngest: int, batch: StreamBatch) -> Seen:
         reader.thoughts[layer] = torch.where(kept, thoughts, thoughts[torch.from_numpy(other)]), ranks
 
     return swap
+
+
+def _memories(network: Gestalt, batch: StreamBatch) -> Iterator[Tensor]:
+    """What is read where nothing is exchanged, in order."""
+    found: list[Tensor] = []
+    with watched(network, lambda layer, memory, x, reader: found.append(reader.thoughts[layer][0])):
+        network.score(batch)  # type: ignore[arg-type]
+    return iter(found)
 
 
 @torch.no_grad()
@@ -122,7 +131,7 @@ def nats_per_token(
     nats = tokens = 0.0
     for scoring in scorings:
         batch: StreamBatch = scoring.batch
-        seen = use if youngest is None else exchange(youngest, batch)
+        seen = use if youngest is None else exchange(youngest, batch, _memories(network, batch))
         with watched(network, seen) if seen else contextlib.nullcontext():
             nll = network.score(batch).double().cpu()  # type: ignore[arg-type]
         step = network.steps_of_labels(batch)

@@ -126,6 +126,22 @@ def test_a_record_says_what_each_exchange_costs_and_shares_by_age(network):
         assert record["increment"][str(layer + 1)] == pytest.approx(total / n)
 
 
+@torch.no_grad()
+def test_an_exchanged_memory_is_what_the_other_document_remembers_by_itself(network):
+    """A session reads the other's sentences, then one of this document's own, at every sentence step."""
+    mine, other = texts([[3, 4, 2, 5], [4, 3, 4, 3]])
+    bare, nats, tokens = network.unseeded(), 0.0, 0
+    for own, memory in (mine, other), (other, mine):
+        for t in range(1, 4):
+            session = bare.session(1)
+            logits = session.prefill([[token for sentence in memory[:t] for token in (*sentence, network.end)]])
+            for token in own[t]:
+                nats, tokens = nats - float(logits.double().log_softmax(-1)[0, token]), tokens + 1
+                logits = session.step(torch.tensor([token]))
+    found = nats_per_token(bare, scorings(network, [mine, other]), 1)
+    assert found == pytest.approx(nats / tokens, rel=1e-5)
+
+
 def test_gates_on_the_way_begin_as_drawn_and_end_at_the_step_of_the_run(network):
     given, before = texts([[3, 4], [4, 3]]), dict.fromkeys(network.gates, 0.5)
     points = [{"step": step, "gates": before} for step in (2, 5, 6)] + [{"step": 3}]
