@@ -94,7 +94,7 @@ class Harness(TemplateLM):
         """Tokens of both, cut where the context ends, as the harness does for every model."""
         prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
         if not prompt:
-            return asked[:1], asked[1:]
+            return [*self.network.prompt(self.tandem_tokenizer, ""), *asked[:1]], asked[1:]
         prompt = self.network.prompt(self.tandem_tokenizer, context.rstrip())  # the same, with what the network adds
         if not asked:
             raise UserError(

@@ -154,7 +154,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     """The pieces of the prompts from number `first` on, which are served together."""
     texts = ([token for token in start if token < tokenizer.vocabulary and token != tokenizer.eos] for start in starts)
-    streams, counts = [TextStream(tokenizer, text[-1:]) for text in texts], [0 for _ in starts]
+    streams, counts = [TextStream(tokenizer, _end(tokenizer, text)) for text in texts], [0 for _ in starts]
     drawn = generate(
         network,
         starts,
@@ -169,6 +169,12 @@ def _pieces(
         text = streams[row].push(token) + (streams[row].rest() if end else "")
         if text or end:
             yield Piece(first + row, text, counts[row], end)
+
+
+def _end(tokenizer: Tokenizer, text: list[int]) -> list[int]:
+    """The last tokens of a text that are whole characters: a decoder may read bytes together with those that follow."""
+    ends = (text[-n:] for n in range(1, 5))
+    return next((end for end in ends if not tokenizer.decode(end).endswith("\ufffd")), text[-1:])
 
 
 def generate_text(

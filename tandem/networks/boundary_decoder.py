@@ -81,7 +81,7 @@ class BoundaryDecoder(Decoder):
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """The text's tokens with sentence boundaries, as in training; the last sentence stays open."""
-        if self.config.sentences is None or not text:
+        if self.config.sentences is None:
             return super().prompt(tokenizer, text)
         first, *others = open_sentences(text, tokenizer, self.segmentation)
         end, begin = self.vocabulary, self.vocabulary + 1

@@ -254,6 +254,13 @@ def test_networks_that_read_sentences_are_told_of_those_of_the_prompt(name):
     assert harness(network).generate_until(requests((text, {"max_gen_toks": 9, "until": ["\n\nnever"]}))) == greedy
 
 
+@pytest.mark.parametrize("name", ["decoder", "boundary_decoder", "gestalt"])
+def test_without_a_context_the_first_token_is_one(name):
+    network = network_of() if name == "decoder" else reads_sentences(name)
+    (empty, _), (one, _) = harness(network).loglikelihood(requests(("", "one dog"), ("o", "ne dog")))
+    assert empty == pytest.approx(one, abs=1e-4)
+
+
 def test_requests_of_different_lengths_keep_their_places():
     network, asked = network_of(), [(p, {"max_gen_toks": n}) for p, n in zip(PROMPTS, (3, 9, 3, 1, 9), strict=True)]
     together = harness(network).generate_until(requests(*asked))

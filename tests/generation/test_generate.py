@@ -157,6 +157,19 @@ def test_pieces_of_a_trained_tokenizer_join_to_its_text(stride):
     assert "".join(stream.push(token) for token in ids) + stream.rest() == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("prompt", ["\U0001f600", "hi", "\u00e9\U0001f600"])
+def test_bytes_of_a_character_in_the_prompt_are_not_read_with_those_that_follow(prompt, monkeypatch):
+    """A decoder with byte fallback reads a run of them as one."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<0x00>", byte_fallback=True))
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(inner)
+    drawn = ((0, token) for token in "\U0001f600a".encode())
+    monkeypatch.setattr("tandem.generation.generate.generate", lambda *_, **__: drawn)
+    network = network_of(tokenizer.vocabulary)
+    assert generate_text(network, tokenizer, [prompt], sampler=GREEDY, max_tokens=5) == ["\U0001f600a"]
+
+
 def test_words_keep_the_space_between_them_and_the_prompt(monkeypatch):
     """A decoder of sentence pieces drops the first space of a text: here that of the prompt, not of what follows."""
     inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "▁the": 1, "▁cat": 2, "▁sat": 3}, unk_token="<unk>"))

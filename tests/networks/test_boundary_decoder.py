@@ -95,6 +95,7 @@ def test_a_prompt_is_given_its_boundaries():
     network = BoundaryDecoder(BoundaryDecoder.tiny()["gist"], 257, CONTEXT, torch.Generator().manual_seed(0))
     prompt = network.prompt(Tokenizer.of_bytes(), "It rains. He goes")
     assert prompt == [258, *b"It rains. ", 257, 258, *b"He goes"]  # of bytes, a space is a token of its own
+    assert network.prompt(Tokenizer.of_bytes(), "") == [258]
     sampler = Sampler(Sampler.Config())
     made = list(generate(network, [prompt], row_generators(0, 1), sampler=sampler, max_tokens=9))
     assert len(made) <= 9 and all(token < 257 for _, token in made)
