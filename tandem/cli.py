@@ -28,6 +28,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room on the disk")
 CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one that this user may read and write")
+CURES |= {errno.ENAMETOOLONG: "take a shorter name"}
 """Remedies for disk errors, by errno; any other OSError may be a bug."""
 
 

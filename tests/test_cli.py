@@ -187,11 +187,14 @@ def test_an_interrupt_is_one_line_and_exit_code_130(command, monkeypatch):
     assert command("show") == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG]
+)
 def test_what_a_disk_refuses_is_told_with_its_cure(command, monkeypatch, number):
     monkeypatch.setattr(recipe, "overview", raising(OSError(number, "not here", "runs/mine/plan.json")))
     code, out, errors = command("show")
-    assert (code, out) == (2, "") and errors.startswith("runs/mine/plan.json: not here; make ")
+    assert (code, out) == (2, "") and errors.startswith("runs/mine/plan.json: not here; ")
+    assert ("; take a shorter name" if number == errno.ENAMETOOLONG else "; make ") in errors
     assert errors.endswith(" and start the same command again\n")
 
 

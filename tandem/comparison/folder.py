@@ -75,6 +75,13 @@ class StudyFolder:
         error = self.error(job)
         return self.finished(job) or (job.trial and error is not None and error["diverged"])
 
+    def waits(self, job: Job) -> bool:
+        """Whether it starts from the weights of a run of this study that is not finished."""
+        run = self.study.starts.get(job.arm)
+        if run is None or run.resolve().parent != self.runs.resolve():
+            return False
+        return not (run / "result.json").exists()
+
     def result(self, job: Job) -> Result:
         if job not in self._results:
             lr = job.rate or self.study.recipe(job).optimiser.lr

@@ -113,8 +113,10 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
 
 
 def _left(folder: StudyFolder, began: float, tried: set[Job]) -> list[Job]:
-    """Runs that are not finished, were not `tried` here, and have not failed elsewhere since this command `began`."""
-    errors = {job: folder.error(job) for job in folder.jobs() if not folder.settled(job) and job not in tried}
+    """Runs that are not finished, wait for no other, were not `tried` here, and have not failed elsewhere since this
+    command `began`."""
+    missing = [job for job in folder.jobs() if not folder.settled(job) and job not in tried]
+    errors = {job: folder.error(job) for job in missing if not folder.waits(job)}
     return [job for job, error in errors.items() if error is None or error["time"] < began]
 
 

@@ -26,9 +26,9 @@ its value, what is allowed and the nearest name.
 The YAML is version 1.2 (`6e-4` is a number; `no` and `12:30` are text) without aliases and tags; a whole number may be
 written `2e6`. Mappings merge key by key with those that they extend, anything else is replaced, and a section whose
 `name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a string is taken
-from the environment when the recipe is read; a saved recipe and its fingerprint keep it as written, so that a run can
-move to a machine where its data are elsewhere. A saved recipe spells out every value: an override that changes one
-from which others were derived must also say what becomes of those.
+from the environment when the recipe is read (not in `extends`); a saved recipe and its fingerprint keep it as written,
+so that a run can move to a machine where its data are elsewhere. A saved recipe spells out every value: an override
+that changes one from which others were derived must also say what becomes of those.
 """
 
 from tandem.recipe.budget import Budget, parse_budget

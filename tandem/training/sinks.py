@@ -73,7 +73,8 @@ class WandB:
     that are repeated after the last checkpoint are not sent twice.
 
     A long run does not end because the network connection does: an error of W&B is printed once, on standard error,
-    and nothing more is sent. The record on disk has everything.
+    and nothing more is sent. W&B writes late, so of a process that is killed it lacks the last records. The record on
+    disk has everything.
     """
 
     def __init__(self, folder: RunFolder, project: str):

@@ -182,6 +182,21 @@ def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus
 
 
 @pytest.mark.slow
+def test_an_arm_waits_for_the_run_of_its_study_from_which_it_starts(tmp_path, small_corpus, monkeypatch):
+    from_deep = f"{{start.run: {tmp_path / 'tiny/runs/deep-seed1'}, optimiser.lr: 1e-9}}"
+    text = STUDY.replace("deep: {network.depth: 3, network.width: 32}", "deep: {}").replace(
+        "{network.depth: 1}", from_deep
+    )
+    study = read(tmp_path, small_corpus, text=text.replace("seeds: [1]", "seeds: [2, 1]"))
+    monkeypatch.setattr(runner, "Training", TrainedHere)
+    runner.compare(study, tmp_path / "tiny", processes=4)
+    (began,), (ended,) = (
+        [r for r in results if r.seed == 1] for results in StudyFolder(study, tmp_path / "tiny").summary().runs.values()
+    )
+    assert ended.nats.sum() == pytest.approx(began.nats.sum(), rel=1e-4)
+
+
+@pytest.mark.slow
 def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, small_corpus):
     text = STUDY.replace("budget: 30 steps", "budget: 100 tokens").replace("{network.depth: 1}", "{batch: {rows: 8}}")
     failing = Command(write(tmp_path, small_corpus, text), "log", "--processes", "2")

@@ -97,6 +97,15 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpu
         assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_is_not_at_its_end_is_not_started_from(plain, tmp_path):
+    source = shutil.copytree(plain, tmp_path / "plain")
+    planned = json.loads((source / "plan.json").read_text())
+    (source / "plan.json").write_text(json.dumps(planned | {"steps": 9}))
+    recipe = converted(source, [])
+    with pytest.raises(UserError, match="plain: stands at step 6 of 9; train it to its end first"):
+        Run(recipe, prepare(recipe.corpus), fresh=True)
+
+
 def test_weights_of_a_run_whose_text_has_changed_are_refused(plain, tmp_path):
     source = shutil.copytree(plain, tmp_path / "plain")
     (source / "plan.json").write_text(

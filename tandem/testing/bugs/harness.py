@@ -30,7 +30,9 @@ BUGS = {
         ("the space before a continuation is lost", HARNESS,
          "self._encode_pair(context, continuation) if", "self._encode_pair(context, continuation.strip()) if"),
         ("a first token is asked after the document end", HARNESS,
-         "return asked[:1], asked[1:]", "return [self.eot_token_id], asked"),
+         '[*self.network.prompt(self.tandem_tokenizer, ""), *asked[:1]], asked[1:]', "[self.eot_token_id], asked"),
+        ("a text without a context does not begin as texts do", HARNESS,
+         '[*self.network.prompt(self.tandem_tokenizer, ""), *asked[:1]]', "asked[:1]"),
     ],
     "evaluation/likelihood.py": [
         ("the error of a mean in place of that of a ratio", "tests/evaluation/test_likelihood.py",

@@ -76,6 +76,8 @@ BUGS = {
          "step = np.where(filled > 0, reading[windows[np.arange(len(filled)), filled - 1]], 0)", "step = filled"),
         ("nothing is exchanged", GATES,
          "other[same] = np.roll(same, -1)", "other[same] = same"),
+        ("what is exchanged was made under the exchange", GATES,
+         "next(memories), reader.thoughts[layer][1]", "reader.thoughts[layer]"),
         ("attention goes to thoughts that are not there", GATES,
          "score_RHLF.masked_fill(hidden, -torch.inf)", "score_RHLF"),
         ("ages count from the oldest", GATES,
