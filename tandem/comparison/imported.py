@@ -36,7 +36,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
         raise UserError(f"{target}: exists already; give the run another name with --run")
     run = built(recipe, None, ALONE)  # fails, if it must, before a folder is made
     run.network.start_from(network)
-    partial = target.with_name(f"{target.name}.partial")  # a run without its weights would train from random ones
+    partial = target.with_name(f".{target.name}.partial")  # a run without its weights would train from random ones
     try:
         shutil.rmtree(partial, ignore_errors=True)
         with RunFolder.start(partial, recipe.to_yaml()) as folder:

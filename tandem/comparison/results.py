@@ -157,10 +157,10 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
             tokens=judged["training_tokens"],
             flops=judged["training_flops"],
             seconds=judged["training_seconds"],
-            nats_per_token=told.get("nats_per_token_with_boundaries", told["nats_per_token"]),
+            nats_per_token=nats.get("nats_per_token_with_boundaries", nats["nats_per_token"]),
         )
         for judged in folder.records("likelihood")
-        for told in [judged.get("of_curve", judged)]
+        for nats in [judged.get("of_curve", judged)]
     ]
     if not curve:
         raise UserError(f"{folder.metrics}: missing, or holds no likelihood; {SCORE_AGAIN}")
