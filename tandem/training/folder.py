@@ -174,8 +174,7 @@ class RunFolder:
 
 
 def read_part(path: Path, kind: type = dict, **keys: Any) -> Any:
-    """What a small file of a run or a study holds, JSON or YAML: a `kind`, with these keys, each of its
-    type.
+    """What a small file of a run or a study holds, JSON or YAML: a `kind`, with these keys of these types.
 
     Raises: UserError with the file's cure where it is missing or damaged.
     """
