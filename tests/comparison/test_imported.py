@@ -117,8 +117,9 @@ def test_a_run_is_not_written_over(llama, run):
     assert done.exit_code == 2 and "exists already" in done.stderr
 
 
-def test_an_import_that_fails_leaves_no_run_without_weights(llama, tmp_path, monkeypatch):
-    asked = ("import", llama, "decoder/tiny", "--run", "q", "--runs", tmp_path / "runs")
+def test_an_import_that_fails_leaves_no_run_without_weights(llama, small_corpus, tmp_path, monkeypatch):
+    corpus = *small_corpus[::3], *small_corpus[2:3]
+    asked = ("import", llama, "decoder/tiny", *SMALL, *corpus, "--run", "q", "--runs", tmp_path / "runs")
 
     def full(*_, **__):
         raise UserError("not saved; make room and start the same command again")
