@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from rich.live import Live
@@ -76,9 +76,10 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
 
 def _work(folder: StudyFolder, processes: int) -> list[Job]:
     """Trains until nothing is left to train here; returns the runs that other commands are training."""
-    began, worked = time.time(), time.monotonic()
+    worked = time.monotonic()
     running: list[Training] = []
     tried: set[Job] = set()
+    before: dict[Job, dict[str, Any] | None] = {}
     devices = visible_devices(torch.cuda.device_count(), os.environ.get(VISIBLE)) if processes > 1 else []
     with StopRequest() as stop, Progress(folder, processes) as progress:
         try:
@@ -89,7 +90,7 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                 if stop.signal_number is not None:
                     raise StudyStopped(folder.done, folder.size, stop.signal_number)
                 elsewhere: list[Job] = []
-                for job in _left(folder, began, tried):
+                for job in _left(folder, before, tried):
                     if len(running) == processes:
                         break
                     if claimed := _claim(folder, job):
@@ -112,12 +113,12 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                 training.process.wait()
 
 
-def _left(folder: StudyFolder, began: float, tried: set[Job]) -> list[Job]:
+def _left(folder: StudyFolder, before: dict[Job, dict[str, Any] | None], tried: set[Job]) -> list[Job]:
     """Runs that are not finished, wait for no other, were not `tried` here, and have not failed elsewhere since this
-    command `began`."""
+    command first looked (`before`: their errors then)."""
     missing = [job for job in folder.jobs() if not folder.settled(job) and job not in tried]
     errors = {job: folder.error(job) for job in missing if not folder.waits(job)}
-    return [job for job, error in errors.items() if error is None or error["time"] < began]
+    return [job for job, error in errors.items() if error in (None, before.setdefault(job, error))]
 
 
 def _claim(folder: StudyFolder, job: Job) -> TextIO | None:
@@ -154,7 +155,7 @@ class Training:
         self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115
         with open(folder.processes / f"{job.name}.out", "w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tandem", "train", recipe, "--run", job.name, "--runs", folder.runs],
+                [sys.executable, "-P", "-m", "tandem", "train", recipe, "--run", job.name, "--runs", folder.runs],
                 stdin=subprocess.DEVNULL,
                 stdout=output if processes > 1 else None,
                 stderr=self.errors,

@@ -105,12 +105,13 @@ def test_runs_beside_each_other_are_dealt_to_the_gpus_that_are_visible():
 def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, seen):
     given = {}
     monkeypatch.setenv(runner.VISIBLE, "2,6")
-    monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"]))
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"], flags=command[1:3]))
     recipe = SimpleNamespace(to_yaml=lambda: "seed: 1\n")
     folder = SimpleNamespace(study=SimpleNamespace(recipe=lambda job: recipe), processes=tmp_path, runs=tmp_path)
     job = Job("deep", 1, None, trial=False)
     runner.Training(cast(StudyFolder, folder), job, open(os.devnull), 2, device).errors.close()  # noqa: SIM115
     assert given[runner.VISIBLE] == seen
+    assert given["flags"] == ["-P", "-m"]  # a random.py where the command was given is no module of Python
 
 
 def test_what_the_report_needs_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, small_corpus):
@@ -292,7 +293,10 @@ def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, sma
         "wide-lr0.008: no",
         "wide: no learning rate is chosen, for not all of its trials are finished",
     ]
-    left = [job.name for job in runner._left(folder, 1.0, set())]
+    before = {}
+    left = [job.name for job in runner._left(folder, before, set())]
     assert left == ["wide-lr0.008", "deep-lr0.004-seed1"]  # it failed before this command began
     tried = {job for job in folder.jobs() if job.name == left[0]}
-    assert [job.name for job in runner._left(folder, 1.0, tried)] == left[1:]  # or began here, in a clock set back
+    assert [job.name for job in runner._left(folder, before, tried)] == left[1:]
+    (folder.processes / "wide-lr0.008.error.json").write_text(json.dumps({"message": "no", "diverged": False}))
+    assert [job.name for job in runner._left(folder, before, set())] == left[1:]  # it has failed again, elsewhere
