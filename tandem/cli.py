@@ -7,6 +7,7 @@ traceback.
 """
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -76,6 +77,8 @@ def _tandem(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
     """Pretrain language models in ways that split one job in two, and compare them. Start with `tandem show`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may hold what this terminal does not
 
 
 @main.command()

@@ -182,6 +182,12 @@ def raising(error):
     return overview
 
 
+def test_what_a_terminal_has_no_character_for_is_told_by_its_number(monkeypatch):
+    monkeypatch.setattr(recipe, "overview", lambda: "na\u00efve \u6771\u4eac")
+    done = CliRunner(charset="latin-1").invoke(cli.main, ["show"])
+    assert done.exit_code == 0 and done.stdout_bytes == b"na\xefve \\u6771\\u4eac\n"
+
+
 def test_an_interrupt_is_one_line_and_exit_code_130(command, monkeypatch):
     monkeypatch.setattr(recipe, "overview", raising(KeyboardInterrupt()))
     assert command("show") == (130, "", "interrupted\n")

@@ -1,5 +1,6 @@
 """Wrong recipes, texts, stores, runs and prompts: one clear message, exit code 2, no traceback, nothing lost."""
 
+import errno
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ from tandem.comparison import trained as trained_module
 from tandem.comparison.pretrain import result_page
 from tandem.comparison.results import read_result
 from tandem.comparison.trained import open_model, open_trained
+from tandem.export import hugging_face
 from tandem.recipe import UserError
 from tandem.training.device import Choice
 from tandem.training.folder import RunFolder
@@ -338,6 +340,18 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(run
     monkeypatch.setattr(StateWindow, "measure", lambda *_: pytest.fail("it is measured"))
     refused(tandem("evaluate", run, "--tasks", tmp_path / "mine.yaml"), "tasks: cannot be the folder of tasks (File")
     refused(tandem("analyse", "state_window", run), "analysis: cannot be the folder of analyses (File")
+
+
+def test_an_export_for_which_there_is_no_room_leaves_no_part_of_a_model(run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hugging_face, "write", full)
+        refused(tandem("export", run, tmp_path / "model"), "model: not made ([Errno 28] No space left on device); name")
+    assert not (tmp_path / "model").exists()
+    assert tandem("export", run, tmp_path / "model").exit_code == 0
+    assert len({file.stat().st_mode for file in (tmp_path / "model").iterdir()}) == 1  # all may be read by others
 
 
 def test_exporting_over_something(run, tmp_path):

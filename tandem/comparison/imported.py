@@ -4,11 +4,11 @@ Its recipe is the given one with the network and tokenizer of the folder; its we
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.comparison.pretrain import built
+from tandem.corpus.store import is_there, unmade
 from tandem.export.foreign import load_foreign
 from tandem.recipe import Recipe, UserError, load, registered
 from tandem.training import checkpoint
@@ -32,16 +32,14 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()), ensure_ascii=False)}", "corpus.vocabulary=null"]
     recipe = load(reference, [*given, *tokenizer, "start.run=null", *overrides])
     target = path(recipe)
-    if target.exists():
-        raise UserError(f"{target}: exists already; give the run another name with --run")
+    taken = UserError(f"{target}: exists already; give the run another name with --run")
+    if is_there(target):
+        raise taken
     run = built(recipe, None, ALONE)  # fails, if it must, before a folder is made
     run.network.start_from(network)
-    partial = target.with_name(f".{target.name}.partial")  # a run without its weights would train from random ones
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
+    with unmade(target, "--runs") as partial:  # a run without its weights would train from random ones
+        if partial is None:
+            raise taken
         with RunFolder.start(partial, recipe.to_yaml()) as folder:
             saved = checkpoint.save(folder.checkpoints, 0, run.network, run.optimiser, vars(run.progress), keep=1)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return f"{target / saved.relative_to(partial)}: {network.cost().total_parameters:,} parameters of {source}"

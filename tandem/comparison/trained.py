@@ -21,6 +21,7 @@ from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import HELD_OUT, given_stores, recorded, text_stores
 from tandem.corpus import Tokenizer
+from tandem.corpus.store import is_there, unmade
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import stream_text
@@ -201,16 +202,20 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
     """Exports the run in `path` to a new `folder`; returns a message about it.
 
-    Raises: UserError where the folder is not empty, or where it or a folder above it is a file.
+    The folder appears with all its files. Raises: UserError where it is not empty, or it or one above it is a file.
     """
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():
         raise UserError(f"{there}: a file; export to a new folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: not empty; export to a new folder")
+    taken = UserError(f"{folder}: not empty; export to a new folder")
+    if is_there(folder):
+        raise taken
     run = open_trained(path, unfinished, step)
     recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
-    export(run.network, run.corpus.tokenizer, recipe.values, folder)
+    with unmade(folder.resolve(), "folder") as partial:
+        if partial is None:
+            raise taken
+        export(run.network, run.corpus.tokenizer, recipe.values, partial)
     said = f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
     if run.network.ids == run.network.vocabulary:
         return said

@@ -230,20 +230,20 @@ def end_with_parent(number: int) -> None:
 
 
 @contextlib.contextmanager
-def unmade(folder: Path) -> Iterator[Path | None]:
-    """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
+def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
+    """Yields a path to write to, which is renamed to `folder` when the block ends; None if something is there already.
 
     One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind.
-    Raises: UserError if the disk is full, or something cannot be read or written.
+    Raises: UserError if the disk is full, or something cannot be read or written; `key` is set to have it elsewhere.
     """
-    if folder.exists():
+    if is_there(folder):
         yield None
         return
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if folder.exists():
+        with locked(folder.with_name(f".{folder.name}.lock")):
+            if is_there(folder):
                 yield None
                 return
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
@@ -253,5 +253,10 @@ def unmade(folder: Path) -> Iterator[Path | None]:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        cure = "name another corpus.folder, or where the disk is full make room, and start the same command again"
+        cure = f"name another {key}, or where the disk is full make room, and start the same command again"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether something stands here; an empty folder does not count."""
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))

@@ -58,6 +58,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def found(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file; the folder of a model has {WEIGHTS}, {CONFIG} and {TOKENIZER}")
+    path.open("rb").close()  # of a file that this user may not read, safetensors says that there is none
     return path
 
 

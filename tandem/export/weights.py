@@ -75,6 +75,7 @@ def save_network(network: Network, folder: Path, **record: Any) -> None:
         (folder / WEIGHTS).unlink(missing_ok=True)
         raise UserError(f"{folder / WEIGHTS}: cannot be written ({error}); the same command writes it again") from error
     (folder / CONFIG).write_text(json.dumps(config | record, indent=2) + "\n", encoding="utf-8")
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes a file that others may not read
 
 
 def load_network(folder: Path) -> Network:

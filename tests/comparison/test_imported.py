@@ -37,7 +37,7 @@ def run(llama, small_corpus, tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     done = tandem("import", llama, "decoder/tiny", *SMALL, *small_corpus[::3], *small_corpus[2:3], "--runs", runs)
     assert done.exit_code == 0, done.output
-    return next(runs.iterdir())
+    return next(path for path in runs.iterdir() if path.is_dir())
 
 
 def test_an_imported_decoder_is_a_run_that_is_judged_and_exported(llama, run, tmp_path):
@@ -117,14 +117,32 @@ def test_a_run_is_not_written_over(llama, run):
     assert done.exit_code == 2 and "exists already" in done.stderr
 
 
-def test_an_import_that_fails_leaves_no_run_without_weights(llama, small_corpus, tmp_path, monkeypatch):
+@pytest.fixture
+def asked(llama, small_corpus, tmp_path):
     corpus = *small_corpus[::3], *small_corpus[2:3]
-    asked = ("import", llama, "decoder/tiny", *SMALL, *corpus, "--run", "q", "--runs", tmp_path / "runs")
+    return "import", llama, "decoder/tiny", *SMALL, *corpus, "--run", "q", "--runs", tmp_path / "runs"
 
+
+def test_an_import_that_fails_leaves_no_run_without_weights(asked, tmp_path, monkeypatch):
     def full(*_, **__):
         raise UserError("not saved; make room and start the same command again")
 
     with monkeypatch.context() as patch:
         patch.setattr(imported.checkpoint, "save", full)
-        assert tandem(*asked).exit_code == 2 and not list((tmp_path / "runs").iterdir())
-    assert tandem(*asked).exit_code == 0 and [run.name for run in (tmp_path / "runs").iterdir()] == ["q"]
+        assert tandem(*asked).exit_code == 2 and [path.name for path in (tmp_path / "runs").iterdir()] == [".q.lock"]
+    assert tandem(*asked).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".q.lock", "q"]
+
+
+def test_a_run_that_another_command_has_made_meanwhile_stays(asked, tmp_path, monkeypatch):
+    target, build = tmp_path / "runs" / "q", imported.built
+
+    def late(*arguments):
+        target.mkdir(parents=True)
+        (target / "recipe.yaml").write_text("of another")
+        return build(*arguments)
+
+    monkeypatch.setattr(imported, "built", late)
+    done = tandem(*asked)
+    assert done.exit_code == 2 and "exists already" in done.stderr
+    assert [path.read_text() for path in target.iterdir()] == ["of another"]

@@ -154,8 +154,8 @@ def test_a_disk_that_is_full_or_can_not_be_written_is_told(config, tmp_path, mon
 
 def test_what_a_killed_preparation_left_is_removed(config, tmp_path):
     folder = prepare(config()).train.folder.parent
-    folder.rename(folder.with_name(folder.name + ".partial"))
-    (folder.with_name(folder.name + ".partial") / "junk").write_text("")
+    left = folder.rename(folder.with_name(f".{folder.name}.partial"))
+    (left / "junk").write_text("")
     corpus = prepare(config())
     corpus.train.verify()
     assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
