@@ -55,6 +55,7 @@ class SessionCache:
 class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = TandemConfig
     base_model_prefix = "network"
+    accepts_loss_kwargs = True
     _is_stateful = True
     """A session cannot take back what it has read, as assisted generation would need."""
 
@@ -85,6 +86,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         tokenizer: Any = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of what follows each token, 0 at padding; a tuple with `return_dict=False`.
@@ -95,6 +97,8 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: gives logits of only this many last tokens, 0 for all, or of these columns (N,).
             labels: (B, T), the tokens again, -100 where there is no target: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
+            num_items_in_batch: targets of all parts of a step, by which `loss` is divided in place of its own: so
+                `Trainer` accumulates the step of one batch.
             tokenizer: unused; `generate` passes on the one with which it finds `stop_strings`.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for. A network
             that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
@@ -115,7 +119,8 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             asked = labels[:, 1:]
             if attention_mask is not None:  # nothing predicts the first token after padding
                 asked = asked.masked_fill(attention_mask[:, -labels.shape[1] : -1] == 0, IGNORE)
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked.flatten(), ignore_index=IGNORE)
+            nats = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked.flatten(), ignore_index=IGNORE, reduction="sum")
+            loss = nats / ((asked != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
 
     def _check_reading(self, use_cache: bool | None, kept: slice | Tensor) -> None:

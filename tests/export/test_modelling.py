@@ -52,13 +52,15 @@ def test_an_answer_is_a_tuple_where_that_is_asked(decoder):
 
 
 @torch.no_grad()
-def test_a_loss_asks_no_token_of_padding(decoder):
+def test_a_loss_asks_no_token_of_padding_and_parts_add_up(decoder):
     flipped = IDS.clone()
     flipped[1] = IDS[1].roll(2)
     alone = [decoder(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (IDS[:1], IDS[1:, 2:])]
     for ids, mask in (IDS, MASK), (flipped, MASK.flip(1)):
         labels = ids.masked_fill(mask == 0, -100)
         assert torch.allclose(decoder(ids, mask, labels=labels).loss, sum(alone) / 4)  # three targets, and one
+        parts = [decoder(ids[[b]], mask[[b]], labels=labels[[b]], num_items_in_batch=4).loss for b in range(2)]
+        assert decoder.accepts_loss_kwargs and torch.allclose(sum(parts), sum(alone) / 4)  # as Trainer accumulates
 
 
 @torch.no_grad()
