@@ -227,16 +227,15 @@ def _targets(summary: Summary) -> str:
     html = ""
     for loss in summary.targets:
         rows = [["arm", "tokens", "training FLOPs", "training time"]]
-        base, _ = summary.spent(summary.study.baseline, loss)
-        for arm, found in summary.runs.items():
-            spent, reached = summary.spent(arm, loss)
-            if spent is None:
-                rows.append(
-                    [arm, f"not reached ({reached} of {len(found)} seeds did)" if reached else "not reached", "", ""]
-                )
+        base = summary.spent(summary.study.baseline, loss)
+        for arm in summary.runs:
+            spent = summary.spent(arm, loss)
+            if isinstance(spent, str):
+                rows.append([arm, spent, "", ""])
                 continue
             shown = [scaled(spent.tokens), scaled(spent.flops), clock(spent.seconds)]
-            ratios = [own / of if of else math.nan for own, of in zip(spent, base or (0, 0, 0), strict=True)]
+            against = (0, 0, 0) if isinstance(base, str) else base
+            ratios = [own / of if of else math.nan for own, of in zip(spent, against, strict=True)]
             cells = zip(shown, ratios, strict=True)
             rows.append([arm, *(f"{cell}  ({ratio:.2f} ×)" if ratio > 0 else cell for cell, ratio in cells)])
         html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)

@@ -1,7 +1,8 @@
 """What a study found, as numbers: what its page (report.py) and its table show, computed once.
 
 Means are over the seeds of an arm, spreads are standard deviations between seeds. Only runs that the study plans count;
-trials are kept apart. What a run spent before it reached a loss is interpolated linearly on its held-out curve.
+trials are kept apart. What a run spent before it reached a loss is interpolated linearly between two points of its
+held-out curve, and unknown before the first.
 """
 
 import math
@@ -103,7 +104,8 @@ class Summary:
 
     @cached_property
     def targets(self) -> list[float]:
-        """Losses, highest first: those of the study; else the lowest that every run reaches, and up to two above."""
+        """Losses, highest first: those of the study; else the lowest that every run reaches, and up to two above, where
+        no run is there at its first point."""
         if self.study.targets:
             return sorted(self.study.targets, reverse=True)
         curves = [result.curve for result in self.flat if result.curve]
@@ -114,13 +116,22 @@ class Summary:
         run = next((r.curve for r in self.runs[self.study.baseline] if r.curve), curves[0])
         tokens, nats = [point.tokens for point in run], [point.nats_per_token for point in run]
         early = (_rounded_up(float(np.interp(share * run[-1].tokens, tokens, nats)), 1) for share in (0.25, 0.5))
-        return sorted({reached, *(loss for loss in early if reached < loss < start)}, reverse=True)
+        return sorted({loss for loss in (reached, *early) if reached <= loss < start}, reverse=True)
 
-    def spent(self, arm: str, loss: float) -> tuple[Spent | None, int]:
-        """What an arm's runs spent on average, None unless all of them reach `loss`; and how many do."""
-        found = [spent for result in self.runs[arm] if (spent := spent_until(result.curve, loss)) is not None]
-        every = len(found) == len(self.runs[arm]) > 0
-        return Spent(*np.mean(found, 0).tolist()) if every else None, len(found)
+    def spent(self, arm: str, loss: float) -> Spent | str:
+        """What an arm's runs spent on average until they reached `loss`; in words, why there is no such mean.
+
+        There is one where each of them came there between two points: not if one never did, or else if one was there
+        at its first point, though others came later.
+        """
+        found = [spent_until(result.curve, loss) for result in self.runs[arm]]
+        reached = [spent for spent in found if spent is not None]
+        if len(reached) < len(found) or not found:
+            return f"not reached ({len(reached)} of {len(found)} seeds did)" if reached else "not reached"
+        if before := sum(math.isnan(spent.tokens) for spent in reached):
+            some = f" ({before} of {len(found)} seeds)" if before < len(found) else ""
+            return f"before the first evaluation{some}"
+        return Spent(*np.mean(reached, 0).tolist())
 
     # Trials -------------------------------------------------------------------------------------------------------
 
@@ -258,9 +269,9 @@ class Summary:
 
 
 def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:
-    """What was spent when the held-out curve first reached `loss`; None where it never did."""
+    """What was spent when the held-out curve first reached `loss`; nan if by its first point, None if never."""
     if curve and curve[0].nats_per_token <= loss:
-        return Spent(curve[0].tokens, curve[0].flops, curve[0].seconds)
+        return Spent(math.nan, math.nan, math.nan)
     for before, after in pairwise(curve):
         if after.nats_per_token <= loss:
             share = (before.nats_per_token - loss) / (before.nats_per_token - after.nats_per_token)

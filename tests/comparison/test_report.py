@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
 from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
-from tandem.comparison.summary import Summary, fixed, mean_curve, spent_until
+from tandem.comparison.summary import Spent, Summary, fixed, mean_curve, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
@@ -347,16 +347,30 @@ def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
 def test_what_a_loss_cost_lies_on_the_line_between_two_points():
     curve = [Point(1, 100, 10.0, 1.0, 5.0), Point(2, 200, 20.0, 3.0, 4.0), Point(3, 300, 30.0, 4.0, 4.5)]
     assert spent_until(curve, 4.25) == (175, 17.5, 2.5)
-    assert spent_until(curve, 6.0) == (100, 10.0, 1.0)
+    assert np.isnan(spent_until(curve, 6.0)).all() and np.isnan(spent_until(curve, 5.0)).all()
     assert spent_until(curve, 3.9) is None and spent_until([], 3.9) is None
 
 
 def test_losses_to_reach(make_study, run):
     summary = Summary.of(make_study(), everything(run))
-    assert len(summary.targets) > 1 and all(summary.spent(arm, summary.targets[-1])[0] for arm in summary.runs)
+    assert len(summary.targets) > 1
+    assert all(isinstance(summary.spent(arm, summary.targets[-1]), Spent) for arm in summary.runs)
     best = min(result.nats_per_token for result in summary.runs["sps"])
-    assert summary.spent("sps", best) == (None, 1)
+    assert summary.spent("sps", best) == "not reached (1 of 3 seeds did)"
+    assert summary.spent("sps", 0) == "not reached"
     assert Summary.of(make_study(targets=[3.5, 4.0]), everything(run)).targets == [4.0, 3.5]
+
+
+def test_what_a_loss_before_the_first_evaluation_cost_is_not_told(make_study, run, page):
+    loss, results = Summary.of(make_study(), everything(run)).targets[0], everything(run)
+    results[0], *results[3:6] = (dataclasses.replace(r, curve=r.curve[-1:]) for r in (results[0], *results[3:6]))
+    summary, asked = Summary.of(make_study(), results), make_study(targets=[loss])
+    assert summary.targets == []
+    assert summary.spent("decoder", loss) == "before the first evaluation (1 of 3 seeds)"
+    assert summary.spent("sps", loss) == "before the first evaluation"
+    text = Page(page(asked, results)).text
+    cost = text[text.index("Cost to reach a loss") : text.index("× is against")]
+    assert cost.count("before the first evaluation") == 2 and "×)" not in cost and "nan" not in cost
 
 
 def test_ticks_are_round_and_inside():
