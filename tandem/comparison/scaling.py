@@ -110,7 +110,7 @@ class Law:
         starts = [np.log([start.alpha, start.beta])] if start else [np.array([x, y]) for x in grid for y in grid]
         first = min(starts, key=off)
         bounds = [(math.log(0.01), math.log(5.0))] * 2  # beyond these a power is a constant, or a step
-        options = {"xatol": 1e-7, "fatol": 1e-12, "maxfev": 400}
+        options = {"xatol": 1e-7, "fatol": 1e-12, "maxfev": 400, "initial_simplex": first + 0.3 * np.eye(3, 2, -1)}
         optimize = require("scipy.optimize", "statistics")
         found = optimize.minimize(off, first, method="Nelder-Mead", bounds=bounds, options=options)
         exponents = alpha, beta = np.exp(found.x)
