@@ -6,8 +6,9 @@
         scaling.txt, scaling.html
 
 A line is fitted where a method has runs at three values of what varies, and a law where it has six runs at three values
-of both. Readings at equal FLOPs, data and loss (readings.py) need two budgets of the baseline at a size. Anything that
-lacks its runs is left out. Tokens are tokens of text; parameters exclude the embedding table and the head.
+of both, a size at two of tokens; values are 5 % apart. Readings at equal FLOPs, data and loss (readings.py) need two
+budgets of the baseline at a size. Anything that lacks its runs is left out. Tokens are tokens of text; parameters
+exclude the embedding table and the head.
 """
 
 import functools
@@ -168,18 +169,27 @@ def _fits(
 
 
 def _values(runs: Sequence[Measured], axis: str) -> int:
-    return len({getattr(run, axis) for run in runs})
+    """Number of values, of which each is 5 % above the last: seeds that share a budget in seconds differ by less."""
+    found = [0.0]
+    for value in sorted(getattr(run, axis) for run in runs):
+        found += [value] if value >= 1.05 * found[-1] else []
+    return len(found) - 1
 
 
 def _tells_line(axis: str, runs: list[Measured]) -> bool:
     """Whether `axis` varies and the other stays fixed: with budgets in FLOPs, larger networks read less data."""
     (other,) = AXES.keys() - {axis}
-    stays = [getattr(run, other) for run in runs]
-    return _values(runs, axis) > 2 and max(stays) < 1.05 * min(stays)
+    return _values(runs, axis) > 2 and _values(runs, other) == 1
 
 
 def _tells_law(runs: list[Measured]) -> bool:
-    return min(_values(runs, "parameters"), _values(runs, "tokens")) > 2 and len(runs) > 5
+    """Whether both vary, and not only together: one budget in FLOPs or seconds gives every size its own tokens."""
+    alike = ([other for other in runs if other.parameters == run.parameters] for run in runs)
+    return (
+        min(_values(runs, "parameters"), _values(runs, "tokens")) > 2
+        and len(runs) > 5
+        and any(_values(same, "tokens") > 1 for same in alike)
+    )
 
 
 def write_scaling(cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:

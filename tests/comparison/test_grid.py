@@ -173,6 +173,12 @@ def test_where_runs_are_few_nothing_is_said(tmp_path):
     assert not [axis for axis, _ in Scaling.of(unlike).lines if axis == "parameters"]
     _, text = write_scaling(cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
     assert "Nats per token" in text and "exponent" not in text
+    for more, axes in ((50_000, ["parameters"]), (500_000, [])):  # one budget in seconds: alike, or sizes apart
+        seconds = cells(budgets=(2e7,))
+        for place, result in enumerate(result for cell in seconds for result in cell.results):
+            result.tokens += more * place
+        found = Scaling.of(seconds)
+        assert not found.laws and [axis for axis, _ in found.lines] == axes
 
 
 @pytest.mark.parametrize("other", [{"documents": 6}, {"tokens": 8}])
