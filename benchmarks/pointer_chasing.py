@@ -4,8 +4,8 @@
     python benchmarks/pointer_chasing.py --out docs/results/pointer_chasing [--size small] [--arms bptt,1,2,4]
 
 An arm is `bptt` or `passes` (one context-ready block, trained through time or in five passes) or a number: a plain
-decoder with that many blocks. Each trains with Adam on fresh rows until all columns are solved (accuracy of 0.99 on 256
-fresh rows), or for `--steps` steps. When an arm ends, it adds a line to record.jsonl in the folder, and table and
+decoder with that many blocks. Each trains with Adam on newly drawn rows until all columns are solved (accuracy of 0.99
+on 256 more), or for `--steps` steps. When an arm ends, it adds a line to record.jsonl in the folder, and table and
 picture show all lines so far; an arm with a line is not run again. On a CPU one thread is used, and time is its
 CPU time. `--measure` times five steps of every arm and prints how long each arm would take at most.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from machine import append, header, machine, options_of
 
-from tandem.analysis.pointer_chasing import PUBLISHED, SOLVED, learn, settings, solved
+from tandem.analysis.pointer_chasing import PUBLISHED, SOLVED, accuracies, learn, settings, solved
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
 
@@ -37,7 +37,7 @@ def build(arm, size, seed):
 
 
 def run(arm, options):
-    """Trains an arm; returns its record, with the accuracies by column at every check."""
+    """Trains an arm; returns its record, with the accuracies by column at the end and at every look."""
     network, task, lr = build(arm, options.size, options.seed)
     began, curve = time.process_time(), []
 
@@ -48,9 +48,10 @@ def run(arm, options):
         return solved(found) == len(found)
 
     steps = learn(network, task, seed=options.seed, steps=options.steps, lr=lr, every=options.every, watch=watch)
+    seconds, found = time.process_time() - began, accuracies(network, task, options.seed)
     return {"arm": arm, "size": options.size, "seed": options.seed, "parameters": network.cost().total_parameters,
-            "steps": steps, "cpu_seconds": time.process_time() - began, "solved": solved(curve[-1]["accuracies"]),
-            "accuracies": curve[-1]["accuracies"], "curve": curve}  # fmt: skip
+            "steps": steps, "cpu_seconds": seconds, "solved": solved(found), "accuracies": found,
+            "curve": curve}  # fmt: skip
 
 
 def seconds_a_step(arm, options):

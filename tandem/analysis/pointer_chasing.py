@@ -157,7 +157,7 @@ def learn(
 
 @torch.no_grad()
 def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list[float]:
-    """Share of right answers by column, levels 0 .. n-1 and the last query, on fresh rows read token by token.
+    """Share of right answers by column, levels 0 .. n-1 and the last query, on newly drawn rows read token by token.
 
     The answer is the likeliest of all tokens. A session reads the rows, so this is what generation would say.
     """
