@@ -60,8 +60,8 @@ def copy_weights(minimal, decoder):
         minimal.norm.weight.copy_(decoder.norm.weight)
         for mine, theirs in zip(minimal.blocks, decoder.blocks, strict=True):
             pairs = {
-                "norm1": theirs.norm_attention,
-                "norm2": theirs.norm_mlp,
+                "norm1": theirs.attention_norm,
+                "norm2": theirs.mlp_norm,
                 "qkv": theirs.qkv,
                 "out": theirs.output,
                 "up": theirs.mlp.up,

@@ -140,15 +140,13 @@ class Harness(TemplateLM):
         return texts
 
     def _prompt(self, context: str, most: int) -> list[int]:
-        """The newest tokens of a context that fit; if positions are limited, with room for `most` more."""
-        longest, room = self.network.longest, self.network.context
-        if longest is not None:
-            room = longest - most
-            if room < 1:
-                raise UserError(
-                    f"a task asks for {most} tokens, but this network has learned positions for {longest} in all; set "
-                    "generation_kwargs: {max_gen_toks: ...} in the task file"
-                )
+        """The newest tokens of a context that leave room for `most` more."""
+        room = self.network.context - most
+        if room < 1:
+            raise UserError(
+                f"a task asks for {most} tokens, but this network was trained with {self.network.context} in all; set "
+                "generation_kwargs: {max_gen_toks: ...} in the task file"
+            )
         return self.network.prompt(self.tandem_tokenizer, context)[-room:] or [self.eot_token_id]
 
     def _write(self, prompts: list[list[int]], stops: list[list[str]], most: int) -> list[str]:

@@ -159,13 +159,13 @@ def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:
     for layer in range(network.config.depth):
         own: Callable[[str], str] = f"stack.{layer}.{{}}.weight".format
         their: Callable[[str], str] = f"model.layers.{layer}.{{}}.weight".format
-        yield own("norm_attention"), [their("input_layernorm")]
+        yield own("attention_norm"), [their("input_layernorm")]
         yield own("qkv"), [their(f"self_attn.{part}_proj") for part in "qkv"]
         if network.config.qk_norm:
-            yield own("norm_q"), [their("self_attn.q_norm")]
-            yield own("norm_k"), [their("self_attn.k_norm")]
+            yield own("q_norm"), [their("self_attn.q_norm")]
+            yield own("k_norm"), [their("self_attn.k_norm")]
         yield own("output"), [their("self_attn.o_proj")]
-        yield own("norm_mlp"), [their("post_attention_layernorm")]
+        yield own("mlp_norm"), [their("post_attention_layernorm")]
         yield own("mlp.up"), [their("mlp.gate_proj"), their("mlp.up_proj")]
         yield own("mlp.down"), [their("mlp.down_proj")]
     yield "norm.weight", ["model.norm.weight"]

@@ -276,7 +276,7 @@ class GenerationBlock(Block):
         else:
             kv = self.kv(latents)
         (k, v), G = kv.chunk(2, dim=-1), self.key_heads
-        return heads_of(k, G, latents, self.norm_k, rotation), heads_of(v, G, latents)
+        return heads_of(k, G, latents, self.k_norm, rotation), heads_of(v, G, latents)
 
     def read(self, q: Tensor, own: Source, latents: Source, plan: Plan | None = None) -> Tensor:
         """One softmax over own tokens and latents, or a mixture of two."""

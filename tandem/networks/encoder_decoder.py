@@ -85,7 +85,7 @@ class EncoderDecoder(Network):
         decoder = CrossBlock if c.encoder_layers else Block
         depth = c.encoder_layers + c.decoder_layers
         self.stack = nn.ModuleList((Block if layer < c.encoder_layers else decoder)(c, layer) for layer in range(depth))
-        self.norm_latents = final_norm(c) if c.encoder_layers else None
+        self.latents_norm = final_norm(c) if c.encoder_layers else None
         self.norm = final_norm(c, c.width_ratio**-0.5)
         initialise(self, c.init, depth, generator)
 
@@ -170,8 +170,8 @@ class EncoderDecoder(Network):
         reader = Reader(rotation, read)
         for block in self.stack[: self.config.encoder_layers]:
             x = self.run_block(block, x, reader)
-        assert self.norm_latents is not None
-        return self.norm_latents(x)
+        assert self.latents_norm is not None
+        return self.latents_norm(x)
 
     def decode(self, x: Tensor, reader: Any) -> Tensor:
         """Embeddings of generated tokens to the hidden states that predict the next ones."""

@@ -98,7 +98,7 @@ class MemoryBlock(nn.Module):
         c = config
         self.layer = layer
         self.memory = MemoryRead(c)
-        self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.mlp_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = MLP(c.mlp, c.width, c.derived[2], bias=c.bias)
 
     def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
@@ -119,7 +119,7 @@ class MemoryBlock(nn.Module):
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
         """x plus the MLP of x."""
-        return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
+        return x + dropped(self.mlp(self.mlp_norm(x), drop), drop)
 
 
 class SerialBlock(Block):

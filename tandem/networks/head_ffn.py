@@ -35,7 +35,7 @@ class HeadFFN(Decoder):
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)
         c = config
-        self.norm_ffn = norm("layer", c.width, c.norm_eps, bias=True) if c.head_ffn else None
+        self.ffn_norm = norm("layer", c.width, c.norm_eps, bias=True) if c.head_ffn else None
         self.ffn = MLP("gelu", c.width, 4 * c.width, bias=True) if c.head_ffn else None
         initialise(self, c.init, c.depth, generator)
 
@@ -51,7 +51,7 @@ class HeadFFN(Decoder):
 
     def states(self, x: Tensor, reader: Any) -> Tensor:
         z = super().states(x, reader)
-        return z if self.ffn is None or self.norm_ffn is None else z + self.ffn(self.norm_ffn(z))
+        return z if self.ffn is None or self.ffn_norm is None else z + self.ffn(self.ffn_norm(z))
 
     def cost(self) -> Cost:
         cost = super().cost()

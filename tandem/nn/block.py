@@ -108,13 +108,13 @@ class Block(nn.Module):
         super().__init__()
         c, (G, D, inner) = config, config.derived
         self.layer, self.heads, self.key_heads = layer, c.heads, G
-        self.norm_attention = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.attention_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         queries, keys = c.heads * D, G * D
         self.qkv = Linear(c.width, queries + 2 * keys, bias=c.bias, role="attention", parts=(queries, keys, keys))
-        self.norm_q = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
-        self.norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.q_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.k_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.output = Linear(queries, c.width, bias=c.bias, role="attention_out")
-        self.norm_mlp = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.mlp_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = Mixture(c.moe, c.width, inner) if c.moe else MLP(c.mlp, c.width, inner, bias=c.bias)
 
     def forward(
@@ -140,7 +140,7 @@ class Block(nn.Module):
         y = reader(self.layer, q, k, v)
         if isinstance(self.mlp, Mixture):  # never compiled: how many tokens an expert reads depends on the tokens
             x = self.add(x, y, drop)
-            return x + dropped(self.mlp(self.norm_mlp(x), tell), drop)
+            return x + dropped(self.mlp(self.mlp_norm(x), tell), drop)
         return finish(self, x, y, drop)
 
     @classmethod
@@ -151,11 +151,11 @@ class Block(nn.Module):
     def project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) to q (B, H, T, D), k and v (B, G, T, D); q and k are rotated to their positions."""
         H, G = self.heads, self.key_heads
-        qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (H + 2 * G, -1))
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (H + 2 * G, -1))
         qk, v = qkv.split((H + G, G), dim=-2)
-        if self.norm_q is not None and self.norm_k is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.to(x.dtype).split((H, G), dim=-2)  # float32 also under mixed precision, like every norm
-            qk = torch.cat((self.norm_q(q), self.norm_k(k)), dim=-2)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
         q, k = turned(qk, rotation, v.dtype).split((H, G), dim=1)
         return q, k, v.transpose(1, 2)
 
@@ -167,10 +167,10 @@ class Block(nn.Module):
         bias = self.qkv.bias
         parts = ((self.qkv.weight[:rows], asking), (self.qkv.weight[rows:], everything))
         biases = (None, None) if bias is None else (bias[:rows], bias[rows:])
-        q, kv = (F.linear(self.norm_attention(x), w, b) for (w, x), b in zip(parts, biases, strict=True))
+        q, kv = (F.linear(self.attention_norm(x), w, b) for (w, x), b in zip(parts, biases, strict=True))
         k, v = kv.chunk(2, dim=-1)
-        q = heads_of(q, H, asking, self.norm_q, rotation)
-        return q, heads_of(k, G, everything, self.norm_k, rotation), heads_of(v, G, everything)
+        q = heads_of(q, H, asking, self.q_norm, rotation)
+        return q, heads_of(k, G, everything, self.k_norm, rotation), heads_of(v, G, everything)
 
     def finish(self, x: Tensor, y: Tensor, drop: float = 0.0) -> Tensor:
         """Adds to x the output of attention, y (B, H, T, D), then the MLP of the sum."""
@@ -182,7 +182,7 @@ class Block(nn.Module):
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
         """x plus the MLP of x."""
-        return x + dropped(self.mlp(self.norm_mlp(x), drop), drop)
+        return x + dropped(self.mlp(self.mlp_norm(x), drop), drop)
 
 
 def heads_of(

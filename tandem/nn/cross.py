@@ -37,12 +37,12 @@ class CrossBlock(Block):
         super().__init__(config, layer)
         c, (G, D, _) = config, config.derived
         queries, keys = c.heads * D, G * D
-        self.norm_cross = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
+        self.cross_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.cross_q = Linear(c.width, queries, bias=c.bias, role="attention")
         self.cross_kv = Linear(c.width, 2 * keys, bias=c.bias, role="attention", parts=(keys, keys))
         self.cross_output = Linear(queries, c.width, bias=c.bias, role="attention_out")
-        self.cross_norm_q = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
-        self.cross_norm_k = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.cross_q_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
+        self.cross_k_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
 
     def forward(self, x: Tensor, reader: CrossReader, **_: Any) -> Tensor:  # type: ignore[override]
         """x (B, T, C) to (B, T, C)."""
@@ -58,18 +58,18 @@ class CrossBlock(Block):
     def ask(self, x: Tensor, y: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """x plus what it read from its own stream, and its queries (B, H, T, D) to the context."""
         x = self.add(x, y)
-        return x, heads_of(self.cross_q(self.norm_cross(x)), self.heads, x, self.cross_norm_q, rotation)
+        return x, heads_of(self.cross_q(self.cross_norm(x)), self.heads, x, self.cross_q_norm, rotation)
 
     def keys(self, latents: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Keys and values (B, G, N, D) of latents (B, N, C)."""
         k, v = self.cross_kv(latents).chunk(2, dim=-1)
         G = self.key_heads
-        return heads_of(k, G, latents, self.cross_norm_k, rotation), heads_of(v, G, latents)
+        return heads_of(k, G, latents, self.cross_k_norm, rotation), heads_of(v, G, latents)
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what it read from the context, y (B, H, T, D), then the MLP of the sum."""
         x = x + self.cross_output(y.transpose(1, 2).flatten(-2))
-        return x + self.mlp(self.norm_mlp(x))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 def cross_work(config: BlockConfig) -> tuple[int, int]:

@@ -81,11 +81,11 @@ def _block(block, x: Tensor, rotation: Rotation | None, memory: list[Tensor]) ->
         x = x + _own(block, x, rotation)
         if isinstance(block, SerialBlock):
             x = x + _cross(block.memory, x, memory)
-    return x + block.mlp(block.norm_mlp(x))
+    return x + block.mlp(block.mlp_norm(x))
 
 
 def _own(block, x: Tensor, rotation: Rotation | None) -> Tensor:
-    q, k, v = block.qkv(block.norm_attention(x)).unflatten(-1, (3, block.heads, -1)).unbind(1)
+    q, k, v = block.qkv(block.attention_norm(x)).unflatten(-1, (3, block.heads, -1)).unbind(1)
     if rotation is not None:
         q, k = (rotate(y[None], rotation.cos_TD, rotation.sin_TD, rotation.pairing)[0] for y in (q, k))
     return block.output(_attention(q, k, v, is_causal=True))

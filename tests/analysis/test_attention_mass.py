@@ -41,7 +41,7 @@ def by_hand(network, batch):
     for number, (block, (state, y)) in enumerate(zip(network.blocks, seen, strict=True)):
         generates = number >= c.context_layers
         place = ("generation", number - c.context_layers) if generates else ("context", number)
-        q, k, _ = block.qkv(block.norm_attention(state)).unflatten(-1, (-1, 8)).split((H, G, G), dim=2)
+        q, k, _ = block.qkv(block.attention_norm(state)).unflatten(-1, (-1, 8)).split((H, G, G), dim=2)
         kc, _ = torch.nn.functional.linear(latents, block.qkv.weight[8 * H :]).unflatten(-1, (-1, 8)).split(G, dim=2)
         q, k, kc = (rotate(given, rotation.cos_TD, rotation.sin_TD, "adjacent")[0] for given in (q, k, kc))
         own, entropies, variances = [], [], []

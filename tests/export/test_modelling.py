@@ -9,7 +9,7 @@ from tandem.recipe import registered
 
 pytest.importorskip("transformers")
 
-from transformers import DynamicCache, PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast, Trainer
 
 from tandem.export.modelling import TandemConfig, TandemForCausalLM
 
@@ -61,6 +61,11 @@ def test_a_loss_asks_no_token_of_padding_and_parts_add_up(decoder):
         assert torch.allclose(decoder(ids, mask, labels=labels).loss, sum(alone) / 4)  # three targets, and one
         parts = [decoder(ids[[b]], mask[[b]], labels=labels[[b]], num_items_in_batch=4).loss for b in range(2)]
         assert decoder.accepts_loss_kwargs and torch.allclose(sum(parts), sum(alone) / 4)  # as Trainer accumulates
+
+
+def test_trainer_decays_no_norm_of_a_block(decoder):
+    decayed = Trainer.get_decay_parameter_names(None, decoder)  # pyright: ignore[reportArgumentType] - it needs no self
+    assert decayed == [name for name, parameter in decoder.named_parameters() if parameter.ndim > 1]
 
 
 @torch.no_grad()

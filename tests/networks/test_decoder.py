@@ -30,17 +30,17 @@ def decoded(network, batch):
         return rotate(y[None], table.cos_TD, table.sin_TD, c.positions)[0]
 
     for block in network.blocks:
-        heads = block.qkv(block.norm_attention(x)).unflatten(-1, (-1, c.head_width))
+        heads = block.qkv(block.attention_norm(x)).unflatten(-1, (-1, c.head_width))
         q, k, v = heads.split((c.heads, c.key_heads, c.key_heads), dim=2)
         if c.qk_norm:
-            q, k = block.norm_q(q), block.norm_k(k)
+            q, k = block.q_norm(q), block.k_norm(k)
         if c.positions != "learned":
             q, k = (torch.stack([turned(y[b], b) for b in range(B)]) for y in (q, k))
         k, v = (y.repeat_interleave(c.heads // c.key_heads, dim=2) for y in (k, v))
         score = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(c.head_width)
         weight = score.masked_fill(~may[:, None], -torch.inf).softmax(-1)
         x = x + block.output(torch.einsum("bhij,bjhd->bihd", weight, v).flatten(2))
-        x = x + block.mlp(block.norm_mlp(x))
+        x = x + block.mlp(block.mlp_norm(x))
     return network.norm(x)
 
 

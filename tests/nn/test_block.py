@@ -57,20 +57,20 @@ def test_the_block_is_its_formula(name):
     x = torch.randn(B, T, c.width, dtype=torch.float64)
 
     bias = block.qkv.bias if c.bias else 0
-    projected = normed(c, block.norm_attention, x) @ block.qkv.weight.T + bias
+    projected = normed(c, block.attention_norm, x) @ block.qkv.weight.T + bias
     heads = projected.view(B, T, -1, c.head_width)  # all query heads, then key heads, then value heads
     q, k, v = heads[:, :, : c.heads], heads[:, :, c.heads : -c.key_heads], heads[:, :, -c.key_heads :]
     if c.qk_norm:
         q, k = (
             y / (y.square().mean(-1, keepdim=True) + c.norm_eps).sqrt() * module.weight
-            for y, module in ((q, block.norm_q), (k, block.norm_k))
+            for y, module in ((q, block.q_norm), (k, block.k_norm))
         )
     if reader.rotation is not None:
         table = reader.rotation
         q, k = (rotate(y, table.cos_TD, table.sin_TD, table.pairing) for y in (q, k))
     y = reader(0, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(-2)
     x1 = x + y @ block.output.weight.T + (block.output.bias if c.bias else 0)
-    expected = x1 + block.mlp(normed(c, block.norm_mlp, x1))
+    expected = x1 + block.mlp(normed(c, block.mlp_norm, x1))
 
     torch.testing.assert_close(block(x, Causal(c)), expected, rtol=1e-10, atol=1e-10)
 

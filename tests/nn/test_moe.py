@@ -119,7 +119,7 @@ def test_the_balance_loss_evens_the_load_and_is_recorded():
     net, task = network(balance=1.0), NextToken(NextToken.Config())
     with torch.no_grad():
         for block in net.blocks:
-            block.norm_mlp.weight[0] = 5.0
+            block.mlp_norm.weight[0] = 5.0
             block.mlp.router.weight[:2] += 0.5
     batch = pack([[document(40, seed)] for seed in range(8)])
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)

@@ -98,7 +98,7 @@ def ours(theirs, config, names, of_gradients=False):
             elif "mix_temp" in rest:
                 found[block + "mixing.temperature"] = value.flatten()
             elif "kv_proj" not in rest:
-                kinds = {"out_proj": "output", "norm1": "norm_attention", "norm2": "norm_mlp", "0": "mlp.up"}
+                kinds = {"out_proj": "output", "norm1": "attention_norm", "norm2": "mlp_norm", "0": "mlp.up"}
                 found[block + {**kinds, "2": "mlp.down"}[rest.split(".")[-2]] + ".weight"] = value
     return found
 

@@ -18,10 +18,10 @@ from tandem.nn.init import Embedding, roles
 
 LOGITS, LOSS, GRADIENT = 5e-5, 1e-5, 1e-5
 MACHINE = torch.finfo(torch.float32).eps
-SELF = {"self_attn.qkv": "qkv", "self_attn.out_proj": "output", "norm1": "norm_attention", "mlp.0": "mlp.up",
+SELF = {"self_attn.qkv": "qkv", "self_attn.out_proj": "output", "norm1": "attention_norm", "mlp.0": "mlp.up",
         "mlp.2": "mlp.down"}  # fmt: skip
 CROSS = {"cross_attn.q_proj": "cross_q", "cross_attn.kv_proj": "cross_kv", "cross_attn.out_proj": "cross_output",
-         "norm2": "norm_cross", "norm3": "norm_mlp"}  # fmt: skip
+         "norm2": "cross_norm", "norm3": "mlp_norm"}  # fmt: skip
 
 
 def load(name):
@@ -36,7 +36,7 @@ def settings(cfg, **own):
 def ours(theirs, encoder_layers=0):
     """Weights, or gradients, by our names; the head is the table."""
     found = {"table.weight": theirs["embedding.weight"]}
-    finals = {"encoder_norm": "norm_latents", "output_norm": "norm"}
+    finals = {"encoder_norm": "latents_norm", "output_norm": "norm"}
     found |= {
         f"{finals[n]}.{p}": theirs[f"{n}.{p}"] for n in finals for p in ("weight", "bias") if f"{n}.{p}" in theirs
     }
@@ -45,7 +45,7 @@ def ours(theirs, encoder_layers=0):
         if stack not in ("layers", "encoder_layers", "decoder_layers"):
             continue
         layer, _, rest = rest.partition(".")
-        names = SELF | (CROSS if stack == "decoder_layers" else {"norm2": "norm_mlp"})
+        names = SELF | (CROSS if stack == "decoder_layers" else {"norm2": "mlp_norm"})
         number = int(layer) + (encoder_layers if stack == "decoder_layers" else 0)
         found[f"stack.{number}.{names[rest.removesuffix('.weight')]}.weight"] = value
     return found

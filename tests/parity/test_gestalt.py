@@ -90,8 +90,8 @@ def network_of(file, base):
 
 NAMES = {"embed": "table", "pos_embed": "places", "out_ln": "norm", "srep_head.ln": "thought.norm",
          "srep_head.proj": "thought.project"}  # fmt: skip
-PARTS = {"ln_ffn": "norm_mlp", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
-SELF = {"ln_self": "norm_attention", "self_attn.out": "output"}
+PARTS = {"ln_ffn": "mlp_norm", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
+SELF = {"ln_self": "attention_norm", "self_attn.out": "output"}
 CROSS = {"ln_mem": "memory.norm", "cross_attn.out": "memory.output", "cross_attn.q": "memory.q"}
 
 

@@ -58,7 +58,7 @@ def network_of(inputs, name):
 
 def ours(theirs):
     """Weights, or gradients, by our names; the head is the table."""
-    names = {"attn.c_attn": "qkv", "attn.c_proj": "output", "attention_norm": "norm_attention", "mlp_norm": "norm_mlp"}
+    names = {"attn.c_attn": "qkv", "attn.c_proj": "output", "attention_norm": "attention_norm", "mlp_norm": "mlp_norm"}
     found = {
         "table.weight": theirs["transformer.wte.weight"],
         "norm.weight": theirs["transformer.output_norm.weight"],

@@ -73,7 +73,7 @@ def test_parts_have_rates_of_their_own():
     network = decoder(base_width=8)
     found = at(AdamW(AdamW.Config(lr_scale={"stack": 0.3}), network), network)
     assert found["table.weight"] == (1.0, 0.1) and found["norm.weight"] == (1.0, 0.0)
-    assert found["stack.0.norm_mlp.weight"] == (0.3, 0.0) and found["stack.1.qkv.weight"] == (0.15, 0.1)
+    assert found["stack.0.mlp_norm.weight"] == (0.3, 0.0) and found["stack.1.qkv.weight"] == (0.15, 0.1)
     with pytest.raises(UserError, match=r"optimiser.lr_scale.stak: .*did you mean stack\? parts: table, stack, norm"):
         AdamW(AdamW.Config(lr_scale={"stak": 0.3}), network)
 

@@ -49,7 +49,7 @@ BUGS = {
     ],
     "nn/cross.py": [
         ("queries to the context skip their norm", "gradients",
-         "self.cross_q(self.norm_cross(x))", "self.cross_q(x)"),
+         "self.cross_q(self.cross_norm(x))", "self.cross_q(x)"),
     ],
     "corpus/prefixes.py": [
         ("all rows have one break point", PREFIXES,

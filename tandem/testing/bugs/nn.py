@@ -21,9 +21,9 @@ BUGS = {
     ],
     "nn/block.py": [
         ("no norm before attention", "tests/nn/test_block.py",
-         "self.qkv(self.norm_attention(x))", "self.qkv(x)"),
+         "self.qkv(self.attention_norm(x))", "self.qkv(x)"),
         ("keys are not normed", "tests/nn/test_block.py",
-         "(self.norm_q(q), self.norm_k(k))", "(self.norm_q(q), k)"),
+         "(self.q_norm(q), self.k_norm(k))", "(self.q_norm(q), k)"),
         ("the rotation's float32 reaches the reader", "tests/nn/test_block.py",
          "heads.transpose(1, 2).to(dtype)", "heads.transpose(1, 2)"),
         ("no residual of attention", "tests/nn/test_block.py",
