@@ -56,7 +56,8 @@ class Tokenizer:
         ids = inner.get_vocab(with_added_tokens=True)
         if not ids:
             raise UserError("corpus.tokenizer: its vocabulary is empty; take another, or bpe, which is trained here")
-        end = next((name for name in DOCUMENT_ENDS if name in ids), DOCUMENT_ENDS[0])
+        self.ends = {name: ids[name] for name in DOCUMENT_ENDS if name in ids}
+        end = next(iter(self.ends), DOCUMENT_ENDS[0])
         inner.add_special_tokens([end])  # an existing one keeps its id
         inner.encode_special_tokens = True  # special tokens spelled out in a text are text
         self._inner = inner

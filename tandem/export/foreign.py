@@ -38,7 +38,14 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
     described = read_config(folder)
     config = _settings(described, folder / CONFIG)
     tokenizer = read_tokenizer(folder)
-    if tokenizer.is_end_added and (end := described.get("eos_token_id")) is not None:
+    end = described.get("eos_token_id")
+    ends = [name for name, number in tokenizer.ends.items() if number in (end if isinstance(end, list) else [end])]
+    if ends and tokenizer.end not in ends:
+        raise UserError(
+            f"{folder / TOKENIZER}: holds {tokenizer.end}, but the model ends its texts with {ends[0]} (eos_token_id = "
+            f"{end}): rename {tokenizer.end}, which would be taken for the end"
+        )
+    if tokenizer.is_end_added and end is not None:
         raise UserError(
             f"{folder / TOKENIZER}: none of its tokens is called {', '.join(DOCUMENT_ENDS)}, but the model ends its "
             f"texts (eos_token_id = {end}): rename that token to {tokenizer.end}"

@@ -135,6 +135,22 @@ def test_a_document_end_that_is_not_known_by_name_is_refused(llama):
     assert load_exported(llama)[1].is_end_added
 
 
+def test_a_document_end_that_is_not_the_one_of_the_model_is_refused(llama):
+    path = llama / "tokenizer.json"
+    described = json.loads(path.read_text())
+    ids = described["model"]["vocab"]
+    ids["</s>"] = ids.pop("x")
+    path.write_text(json.dumps(described))
+    for end in ids["</s>"], [9, ids["</s>"]]:
+        rewrite(llama / "config.json", eos_token_id=end)
+        with pytest.raises(
+            UserError, match=r"holds <\|endoftext\|>, but the model ends its texts with </s> .*: rename"
+        ):
+            load_exported(llama)
+    rewrite(llama / "config.json", eos_token_id=[ids["</s>"], described["added_tokens"][0]["id"]])
+    assert load_exported(llama)[1].end == "<|endoftext|>"
+
+
 def test_rows_that_no_text_needs_do_not_come_along(foreign, tokenizer):
     network, _ = load_exported(foreign["llama"][0])
     rows = network.table.weight
