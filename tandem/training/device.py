@@ -84,6 +84,10 @@ def choose_compile(config: Training.Config, device: torch.device, steps: int | N
         missing = f"no {'C++' if key == 'CXX' else 'C'} compiler; install {names[0]} to compile"
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing = "no Python headers; install python3-dev to compile"
+    elif device.type == "cpu" and " " in str(torch.__file__):  # its option -L is split there
+        missing = (
+            "PyTorch's linker cannot read its folder, which has a space in its path; install it elsewhere to compile"
+        )
     if missing and config.compile is True:
         raise UserError(f"training.compile = true: {missing}, or write auto")
     if missing:

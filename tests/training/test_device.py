@@ -33,6 +33,9 @@ def test_blocks_are_compiled_where_the_device_finds_its_compiler(monkeypatch, ki
         choose(True)
     there.append("mine")
     assert choose("auto").value
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__file__", "/a b/torch/__init__.py")
+        assert choose("auto").value == (kind != "cpu")
     monkeypatch.setattr(device.Path, "exists", lambda path: False)
     assert choose("auto") == (False, "no Python headers; install python3-dev to compile")
 
