@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.comparison.pretrain import built
-from tandem.corpus.store import is_there, unmade
+from tandem.corpus.store import unmade
 from tandem.export.foreign import load_foreign
 from tandem.recipe import Recipe, UserError, load, registered
 from tandem.training import checkpoint
@@ -33,7 +33,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     recipe = load(reference, [*given, *tokenizer, "start.run=null", *overrides])
     target = path(recipe)
     taken = UserError(f"{target}: exists already; give the run another name with --run")
-    if is_there(target):
+    if target.exists():
         raise taken
     run = built(recipe, None, ALONE)  # fails, if it must, before a folder is made
     run.network.start_from(network)

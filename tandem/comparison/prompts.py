@@ -75,5 +75,5 @@ def print_records(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
             ended[piece.row] = {"tokens": piece.tokens, "end": piece.end}
         while current in ended:
             record = {"prompt": prompts[current], "text": texts[current], **ended[current]}
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            print(json.dumps(record), flush=True)
             current += 1

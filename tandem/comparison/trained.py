@@ -5,6 +5,7 @@ Exported models can generate text, too.
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
@@ -21,7 +22,6 @@ from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import HELD_OUT, given_stores, recorded, text_stores
 from tandem.corpus import Tokenizer
-from tandem.corpus.store import is_there, unmade
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.weights import CONFIG, export, load_exported
 from tandem.generation.generate import stream_text
@@ -202,20 +202,22 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
 def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
     """Exports the run in `path` to a new `folder`; returns a message about it.
 
-    The folder appears with all its files. Raises: UserError where it is not empty, or it or one above it is a file.
+    Interrupted, it leaves a `.partial` there, with which the next export to this folder begins afresh.
+    Raises: UserError where the folder is not empty, or where it or a folder above it is a file.
     """
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():
         raise UserError(f"{there}: a file; export to a new folder")
-    taken = UserError(f"{folder}: not empty; export to a new folder")
-    if is_there(folder):
-        raise taken
+    partial = folder / ".partial"
+    if folder.exists() and any(folder.iterdir()) and not partial.exists():
+        raise UserError(f"{folder}: not empty; export to a new folder")
     run = open_trained(path, unfinished, step)
     recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
-    with unmade(folder.resolve(), "folder") as partial:
-        if partial is None:
-            raise taken
-        export(run.network, run.corpus.tokenizer, recipe.values, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+    export(run.network, run.corpus.tokenizer, recipe.values, partial)
+    for file in partial.iterdir():
+        file.rename(folder / file.name)
+    partial.rmdir()
     said = f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
     if run.network.ids == run.network.vocabulary:
         return said

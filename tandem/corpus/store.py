@@ -231,19 +231,19 @@ def end_with_parent(number: int) -> None:
 
 @contextlib.contextmanager
 def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
-    """Yields a path to write to, which is renamed to `folder` when the block ends; None if something is there already.
+    """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
 
     One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind.
     Raises: UserError if the disk is full, or something cannot be read or written; `key` is set to have it elsewhere.
     """
-    if is_there(folder):
+    if folder.exists():
         yield None
         return
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
-            if is_there(folder):
+            if folder.exists():
                 yield None
                 return
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
@@ -255,8 +255,3 @@ def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
     except OSError as error:
         cure = f"name another {key}, or where the disk is full make room, and start the same command again"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error
-
-
-def is_there(path: Path) -> bool:
-    """Whether something stands here; an empty folder does not count."""
-    return path.exists() and not (path.is_dir() and not any(path.iterdir()))

@@ -88,7 +88,9 @@ def load_network(folder: Path) -> Network:
         # Saved again by transformers, they have the prefix of the model that contains the network
         network.load_state_dict({name.removeprefix("network."): value for name, value in weights.items()})
     except RuntimeError as error:
-        raise UserError(f"{folder / WEIGHTS}: damaged, or not of the network in {CONFIG}: {error}") from error
+        raise UserError(
+            f"{folder / WEIGHTS}: damaged, or not of the network in {CONFIG} or in this version of Tandem: {error}"
+        ) from error
     return network
 
 

@@ -341,5 +341,5 @@ def _require_same(path: Path, what: str, prefix: str, index: Metadata, wanted: d
     asked = named({name: form(tensor.dtype, tensor.shape) for name, tensor in wanted.items()})
     if different := [name for name in asked | held if held.get(name) != asked.get(name)]:
         lines = [f"  {n}: {held.get(n, 'absent')}, in this run {asked.get(n, 'absent')}" for n in different]
-        cure = "bring back the recipe.yaml that this run was trained with, or begin another run. It differs in"
+        cure = "bring back the recipe.yaml, or the version of Tandem, of this run, or begin another. It differs in"
         raise UserError("\n".join([f"{path}: not the {what} as recipe.yaml describes it now; {cure}", *lines]))

@@ -56,6 +56,7 @@ def test_the_same_texts_come_from_arguments_a_file_and_standard_input(trained, t
     expected = tandem("generate", trained, *prompts, *options)
     assert expected.exit_code == 0, expected.output
     found = [json.loads(line) for line in expected.stdout.splitlines()]
+    assert expected.stdout.isascii()  # so that it is JSON whatever the terminal's characters are
     assert [record["prompt"] for record in found] == prompts and all(record["text"] for record in found)
     for given in (["--file", tmp_path / "prompts.txt"], ["--file", tmp_path / "prompts.jsonl", "--rows", 2]):
         assert tandem("generate", trained, *given, *options).stdout == expected.stdout
