@@ -45,10 +45,10 @@ def _begin(env: dict[str, str], log: Path, target: Callable, arguments: tuple) -
 
 
 class Forked:
-    """Stands in for subprocess.Popen: runs `python -m tandem ...` in a fork of this process."""
+    """Stands in for subprocess.Popen: runs `python -P -m tandem ...` in a fork of this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, env, start_new_session, preexec_fn):
-        assert command[1:3] == ["-m", "tandem"] and start_new_session
+        assert command[1:4] == ["-P", "-m", "tandem"] and start_new_session
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid:
@@ -64,7 +64,7 @@ class Forked:
                     os.dup2(file.fileno(), descriptor)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the locks of the parent, above all
             os.environ.update(env)
-            cli.main([str(argument) for argument in command[3:]])
+            cli.main([str(argument) for argument in command[4:]])
         except SystemExit as end:
             code = end.code or 0
         except BaseException:

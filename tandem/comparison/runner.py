@@ -155,6 +155,7 @@ class Training:
         self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115
         with open(folder.processes / f"{job.name}.out", "w") as output:
             self.process = subprocess.Popen(
+                # -P: a random.py in the folder of the command is no module of Python
                 [sys.executable, "-P", "-m", "tandem", "train", recipe, "--run", job.name, "--runs", folder.runs],
                 stdin=subprocess.DEVNULL,
                 stdout=output if processes > 1 else None,

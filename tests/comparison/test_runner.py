@@ -105,15 +105,12 @@ def test_runs_beside_each_other_are_dealt_to_the_gpus_that_are_visible():
 def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, seen):
     given = {}
     monkeypatch.setenv(runner.VISIBLE, "2,6")
-    monkeypatch.setattr(
-        runner.subprocess, "Popen", lambda command, **options: given.update(options["env"], flags=command[1:3])
-    )
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"]))
     recipe = SimpleNamespace(to_yaml=lambda: "seed: 1\n")
     folder = SimpleNamespace(study=SimpleNamespace(recipe=lambda job: recipe), processes=tmp_path, runs=tmp_path)
     job = Job("deep", 1, None, trial=False)
     runner.Training(cast(StudyFolder, folder), job, open(os.devnull), 2, device).errors.close()  # noqa: SIM115
     assert given[runner.VISIBLE] == seen
-    assert given["flags"] == ["-P", "-m"]  # a random.py where the command was given is no module of Python
 
 
 def test_what_the_report_needs_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, small_corpus):
