@@ -252,7 +252,7 @@ class ContextReadySPS(ContextReady):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
-        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "persistent": "predictions", "read": "inputs"}
+        bptt: dict[str, Any] = {"unroll": "bptt", "depth": 1, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
         return {name: cls.Config(**shared, **own) for name, own in (("passes", exact), ("bptt", bptt))}
 
