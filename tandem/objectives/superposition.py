@@ -134,9 +134,9 @@ class Superposition(NextToken):
         c, last = self.config, whole_steps(self.config.until, steps)
         if c.bag == 1 or not last:  # next_token, on any view
             return super().phases(rows, steps)
-        bags = self._bags(rows)
+        bags, read = self._bags(rows), f"bags of {c.bag}" if c.bag_in else f"single tokens to predict bags of {c.bag}"
         return [
-            Phase(0, bags, f"bags of {c.bag} until step {last:,}", restarts=c.lr_restart),
+            Phase(0, bags, f"{read} until step {last:,}", restarts=c.lr_restart),
             Phase(last, rows.from_token(bags.read(last)), restarts=c.lr_restart, redraws=c.reinit_at_switch != "none"),
         ]
 
@@ -181,8 +181,8 @@ class Superposition(NextToken):
     def loss(self, network: Network, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """(share of the step's mean, with its gradient; sums in nats by name, detached).
 
-        Recorded are the loss itself, its excess over the entropy of the weights (the KL divergence from the bag, for
-        bags without repetitions), and the plain nll of each slot.
+        Recorded are the loss itself, its excess over the least loss that its weights allow (the KL divergence from the
+        bag, for bags without repetitions), and the plain nll of each slot.
         """
         if batch.targets.ndim == 2:
             return super().loss(network, batch, counts)
@@ -197,11 +197,12 @@ class Superposition(NextToken):
         per_slot = torch.tensor(coefficients, dtype=exact, device=hidden.device)
         loss, sums = network.nll(hidden, batch.targets, per_slot, any_of=self.config.loss == "mce_alt")
         by_slot = dict(zip(slots, sums, strict=True)) if len(sums) == len(slots) else {}
-        nll = loss.detach() * asked
-        own = (batch.targets != IGNORE).any(-1).sum()
-        return network.add_extra(
-            loss, {"bag_nll": nll, "bag_kl": nll - self.floor(batch) * own} | by_slot, extra, counts
-        )
+        nll = loss.detach()
+        kl = nll
+        if self.config.loss == "mce":  # a row of weights w, W in sum, loses at least sum w log(W / w)
+            shares = per_slot * (batch.targets != IGNORE)
+            kl = nll - torch.special.entr(shares).sum() + torch.special.entr(shares.sum(-1)).sum()
+        return network.add_extra(loss, {"bag_nll": nll * asked, "bag_kl": kl * asked} | by_slot, extra, counts)
 
 
 def mean_embedding(network: Network, tokens: Tensor) -> Tensor:

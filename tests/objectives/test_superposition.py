@@ -92,6 +92,17 @@ def test_the_loss_of_one_bag(weights, loss):
         assert sums["bag_kl"].item() == pytest.approx(0.300665, abs=1e-6)
 
 
+def test_a_row_asked_for_part_of_a_bag_has_the_floor_of_that_part():
+    logits = torch.eye(4)[:2] * 1e4
+    loss, sums, _, _ = ask(logits, torch.tensor([[0, IGNORE], [1, IGNORE]]), bag=2)
+    assert loss == 0 and abs(sums["bag_kl"].item()) < 1e-6  # the entropy of both slots would leave -2 log 2
+    equal = torch.zeros(2, 4)
+    equal[:, 2:] = -1e4
+    loss, sums, _, _ = ask(equal, torch.tensor([[0, 1], [0, IGNORE]]), bag=2)
+    least = 0.25 * math.log(3) + 0.5 * math.log(1.5)  # of the first row; its slots weigh 1/4 and 1/2
+    assert loss == pytest.approx(math.log(2)) and sums["bag_kl"].item() == pytest.approx(2 * (loss - least), abs=1e-6)
+
+
 def test_the_gradient_of_one_bag():
     *_, grad = ask(Z[None], torch.tensor([[0, 1]]), bag=2)
     assert grad[0].tolist() == pytest.approx([0.110296, -0.275485, 0.082595, 0.082595], abs=1e-6)
