@@ -3,8 +3,8 @@
     gate            g of each block with cross-attention: as it was drawn, at every evaluation so far, and now
     increment       |g O(read)| / |h|, mean over positions that have a memory: a gate alone says little, for the matrix
                     behind it can be as large as it is small
-    attention       share of a block's attention by age of the thought, 1 the newest, over queries that have all M ages
-                    or as many as there are
+    attention       share of a block's attention by age of the thought, 1 the newest, each over the queries that have a
+                    thought of that age
     exchange        nats per token with the memories of other documents at the same sentence, less those with its own
 
 A memory of zeros never occurs in training; one from another document has the right form and the wrong content. It is

@@ -132,7 +132,7 @@ class GestaltCost(Cost):
         closed, rest = divmod(n, self.cap)
         slots = [min(t, self.memory) if self.in_context else 0 for t in range(closed + 1)]
         work = sum(self.cap + 2 + slot for slot in slots[:-1]) * self.lower.work
-        work += closed * (self.width**2 * self.thinks + 2 * self.crosses * self.width**2)
+        work += closed * (1 + 2 * self.crosses) * self.width**2
         work += (rest + 1 + slots[-1]) * self.linear
         return 2 * work + 4 * self.pair * self.pairs(n)
 
@@ -156,7 +156,8 @@ class GestaltCost(Cost):
     def sentence_end(self, place: int, thoughts: int) -> int:
         """FLOPs to read [EOS] at a position, and to make the thought and what memory keeps of it."""
         k, C = min(thoughts, self.memory), self.width
-        keys = self.lower.selfs * (place + 1) + self.lower.crosses * k
+        own = place + 1 + (k if self.in_context else 0)
+        keys = self.lower.selfs * own + self.lower.crosses * k
         return 2 * (self.lower.work + C**2 + 2 * self.crosses * C**2) + 4 * C * keys
 
     def held(self, thoughts: int, places: int) -> int:

@@ -5,8 +5,8 @@
     step      [EOS]                                the sentence is closed: its thought is made and kept, and the logits
                                                    are those of the next sentence's first token
 
-A sentence of `cap` tokens is closed by force. A text's tokens never contain [EOS]; a prompt may, where its sentences
-are known to end. Rows may be at different sentences. A session keeps
+A sentence of `cap` tokens is closed by force, and [EOS] closes none without tokens. A text's tokens never contain
+[EOS]; a prompt may, where its sentences are known to end. Rows may be at different sentences. A session keeps
 
     of a thought          keys and values of the C blocks (the thought itself where memory is in context)
     of an open position   keys and values of the S blocks, dropped as the sentence closes
@@ -42,8 +42,6 @@ class GestaltSession:
         """The last thought of each row."""
         self.forced = 0
         """Sentences that were closed because they were full."""
-        self.full = np.zeros(rows, bool)
-        """By row, whether the last token read filled such a sentence: an [EOS] there closes nothing."""
         self.own: dict[int, Tensor] = {}
         """Keys and values by layer, (2, B, H, positions, D)."""
         self.thoughts: dict[int, Tensor] = {}
@@ -59,9 +57,6 @@ class GestaltSession:
         for t in range(max(len(closed) for closed, _ in cut)):
             rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]
             self._close(rows, [cut[row][0][t] for row in rows])
-        self.full[:] = [
-            bool(closed) and not tail and len(closed[-1]) == self.network.config.cap for closed, tail in cut
-        ]
         self.logits = self._read(range(self.rows), self._fronts(range(self.rows)), [tail for _, tail in cut])
         return self.logits
 
@@ -69,10 +64,9 @@ class GestaltSession:
         """The closed sentences of a prompt, and the tokens of the open one."""
         closed, tail = [], []
         for token in prompt:
-            full = not tail and closed and len(closed[-1]) == self.network.config.cap
             if token != self.network.end:
                 tail.append(token)
-            elif full:  # closed already
+            elif not tail:  # a full sentence was closed already, and an empty one is none
                 continue
             if token == self.network.end or len(tail) == self.network.config.cap:
                 self.forced += token != self.network.end
@@ -92,17 +86,21 @@ class GestaltSession:
         """Logits (B, V + 1) after one more token in every row."""
         network, cap = self.network, self.network.config.cap
         going = [row for row, token in enumerate(tokens) if token != network.end]
-        closing = [row for row, token in enumerate(tokens) if token == network.end and not self.full[row]]
+        closing = [row for row, token in enumerate(tokens) if token == network.end and self._lengths[row]]
         logits = self.logits.clone()
         if going:
             logits[going] = self._read(going, [None] * len(going), [[tokens[row]] for row in going])
-        self.full[going] = self.held[going] - self.slots[going] - 1 == cap
-        full = [row for row in going if self.full[row]]
+        full = [row for row in going if self._lengths[row] == cap]
         self.forced += len(full)
         if ending := sorted([*closing, *full]):
             self._close(ending, None)
             logits[ending] = self._read(ending, self._fronts(ending), [[]] * len(ending))
         return logits
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        """Tokens of each row's open sentence; thoughts in context, then a seed or [BOS], lie before them."""
+        return self.held - self.slots - 1
 
     # ---- sentences --------------------------------------------------------------------------------------------------
 
@@ -192,8 +190,7 @@ class GestaltSession:
         other = GestaltSession.__new__(GestaltSession)
         other.__dict__ |= self.__dict__
         other.rows = len(kept)
-        states = self.held, self.slots, self.known, self.full
-        other.held, other.slots, other.known, other.full = (x[kept.numpy()] for x in states)
+        other.held, other.slots, other.known = (x[kept.numpy()] for x in (self.held, self.slots, self.known))
         other.logits = rows_of_state(self.logits, kept)
         other.own = {layer: rows_of_state(kv, kept, dim=1) for layer, kv in self.own.items()}
         other.thoughts = {layer: rows_of_state(x, kept) for layer, x in self.thoughts.items()}

@@ -522,6 +522,15 @@ def test_a_sentence_that_is_full_is_not_closed_twice():
             assert torch.equal(before.step(torch.tensor([network.end])), before.logits)
 
 
+def test_a_sentence_without_tokens_is_none():
+    network = build()
+    told = network.session(1).prefill([[1, 2, 3]])
+    assert torch.equal(told, network.session(1).prefill([[network.end, 1, 2, 3]]))  # a prompt cut at its oldest token
+    session = network.session(1)
+    session.step(torch.tensor([network.end]))
+    assert session.known[0] == 0 and torch.equal(session.step(torch.tensor([[1, 2, 3]])), told)
+
+
 def test_bytes_are_those_of_thoughts_and_open_positions():
     network = build(memory=2).float()
     session, C = network.session(1), 16
@@ -635,6 +644,7 @@ def test_flops_of_decoding():
     cost = cost_of()
     assert cost.position(12, 40) == 233_957_376
     assert cost.sentence_end(26, 40) == 108_048_384
+    assert cost_of(blocks="self").sentence_end(26, 40) == 101_710_848  # the 40 thoughts in context are read, too
     assert cost.position(0, 40) == 233_736_192
     assert cost.held(12, 10) * 2 == 405_504
     assert cost.held(40, 66) * 2 == 1_953_792
@@ -663,6 +673,11 @@ def test_the_decoder_beside_it(width, heads, parameters, training, ratio, share)
     # All steps at once: the blocks behind the thought and the head, keys and values of thoughts left out
     later = (sum(STREAM) + len(STREAM)) * (cost.upper.work + cost.head)
     assert round(later / cost.multiply_adds(STREAM), 3) == share
+
+
+def test_a_session_makes_every_thought_also_where_training_makes_none():
+    one, other = (cost_of(blocks="self", memory=0, seed=False, hinge=hinge) for hinge in (0.0, 0.01))
+    assert one.multiply_adds(STREAM) < other.multiply_adds(STREAM) and one.prefill(500) == other.prefill(500)
 
 
 def test_flops_of_decoding_by_the_decoder():
