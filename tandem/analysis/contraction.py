@@ -1,8 +1,8 @@
 """How fast the passes of a context-ready network approach streaming.
 
     delta_k = max over rows, positions and channels of |c(k) - c(k-1)|          c(0) = 0
-    rho = delta_K / delta_(K-1)                                                 the last ratio above the tolerance,
-                                                                                averaged over batches
+    rho = delta_K / delta_(K-1)                the last ratio above the tolerance, averaged over batches, of fewer passes
+                                               than a document has tokens: its last pass moves its last position alone
 
     delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
 
@@ -54,6 +54,12 @@ def last_ratio(delta_K: np.ndarray, tolerance: float = 0.0) -> float:
     return float(delta_K[moving[-1] + 1] / delta_K[moving[-1]]) if len(moving) else 0.0
 
 
+def before_end(delta_K: np.ndarray, batch: Batch) -> np.ndarray:
+    """delta of those passes that are fewer than the tokens of the longest document."""
+    T = batch.starts.shape[1]
+    return delta_K[: int((torch.arange(T) - batch.starts.cpu()).max())]
+
+
 def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
     """Passes after which the corrections have moved by no more than `tolerance`; None: more than were made."""
     settled = np.flatnonzero(delta_K <= tolerance)
@@ -95,8 +101,9 @@ class Contraction(Analysis):
         delta_BK = moved_BKT.max(-1)
         delta_K = delta_BK.mean(0)
         nll = parallel_against_sequential(network, batches)
+        measured = [before_end(*pair) for pair in zip(delta_BK, batches, strict=False)]
         return {
-            "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in delta_BK])),
+            "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in measured])),
             "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance),
             "correction_share": nll["1"] - nll["stream"],
             **{f"perplexity_{K}": math.exp(nats) for K, nats in nll.items()},

@@ -178,6 +178,8 @@ def _recorded(network: Any, batch: Batch) -> tuple[list[_Use], Tensor]:
         hooks.enter_context(network.blocks[0].register_forward_pre_hook(enter))
         for layer, block in enumerate(network.blocks):
             role = roles(block)
+            hooks.callback(setattr, block, "kernels", block.kernels)
+            block.kernels = None  # compiled graphs call no hooks
             for name, module in block.named_modules():
                 if f"{name}.weight" in role:
 

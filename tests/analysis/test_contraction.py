@@ -8,7 +8,7 @@ import torch
 
 from tandem.analysis import contraction
 from tandem.analysis.analysis import chosen_documents
-from tandem.analysis.contraction import Contraction, last_ratio, movements, passes_needed
+from tandem.analysis.contraction import Contraction, before_end, last_ratio, movements, passes_needed
 from tandem.corpus import IGNORE, prepare, scoring_rows
 from tandem.evaluation.likelihood import likelihood
 from tandem.networks.context_ready import ContextReady
@@ -23,6 +23,7 @@ def test_movement_of_a_map_that_halves():
     # Each pass settles one position more, the first by half of what the others moved
     assert delta.tolist() == [0.5**k for k in range(7)] + [0.5**8] + [0.0] * 4
     assert moved[1].tolist() == [0.0, 0.25] + [0.5] * 6
+    assert (last_ratio(delta), last_ratio(before_end(delta, pack([[document(8, 1)]])))) == (0.25, 0.5)
 
 
 def test_what_is_left_lies_within_the_bounds():
