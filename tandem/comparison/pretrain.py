@@ -250,6 +250,7 @@ def judge(
     clocks = {"seconds": time.perf_counter() - began, "training_seconds": run.progress.seconds}
     spent = {"training_tokens": run.tokens(step), "training_flops": run.flops(step)}
     seen = {"gates": run.whole_network().gates} if hasattr(type(run.network), "gates") else {}
+    seen |= {"note": run.note} if run.note else {}
     return found, {"kind": "likelihood", "step": step, **judged, **seen, **spent, **clocks}
 
 

@@ -190,6 +190,8 @@ def _curves(summary: Summary) -> str:
         "Nats per token of the held-out documents that are scored during training, sentence ends included: thick the "
         "mean of an arm, thin its seeds."
     )
+    if phased := [arm for arm, found in summary.runs.items() if any(p.note for r in found for p in r.curve)]:
+        note += f" Before its switch to tokens a network is scored one token at a time, too: {', '.join(phased)}."
     return _legend(summary) + f'<div class="grid-of-charts">{figures}</div>' + _note(note)
 
 

@@ -33,6 +33,8 @@ class Point(NamedTuple):
     flops: float
     seconds: float
     nats_per_token: float
+    note: str = ""
+    """As in `Result`, after these steps."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
             flops=judged["training_flops"],
             seconds=judged["training_seconds"],
             nats_per_token=nats.get("nats_per_token_with_boundaries", nats["nats_per_token"]),
+            note=judged.get("note", ""),
         )
         for judged in folder.records("likelihood")
         for nats in [judged.get("of_curve", judged)]

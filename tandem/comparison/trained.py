@@ -159,6 +159,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         analysis.folder = RunFolder.open(path)
     with picture(made(folder, "analyses") / f"{name}.png") as axes:  # before it is measured
         used = {"network": network, "step": run.progress.step, "options": config.model_dump(mode="json")}
+        used |= {"note": run.note} if run.note else {}
         record = {"analysis": name, **used, **analysis.measure(run)}
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)

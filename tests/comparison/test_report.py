@@ -278,6 +278,15 @@ def test_gaps_are_means_at_one_step(make_study, run):
     assert line.mean[-1] == (pytest.approx(4.02), -3) and [len(own) for own in line.runs] == [4, 3]
 
 
+def test_a_page_names_the_arms_that_were_scored_before_they_were_language_models(make_study, run, page):
+    results = everything(run)
+    told = "Before its switch to tokens a network is scored one token at a time, too"
+    assert told not in page(make_study(), results)
+    early = lambda curve: [curve[0]._replace(note="bags of 4 until step 20"), *curve[1:]]
+    phased = [dataclasses.replace(r, curve=early(r.curve)) if r.arm == "sps" else r for r in results]
+    assert f"{told}: sps." in page(make_study(), phased)
+
+
 def test_seeds_that_end_by_the_clock_have_a_mean_curve_and_gaps(make_study, run):
     """Seeds are judged at other steps, a step takes 1 or 8/9 seconds, and nats fall with log2 of the seconds."""
     steps = {1: (8, 16, 32, 64), 2: (9, 18, 36, 63)}

@@ -13,7 +13,7 @@ from tandem.comparison.results import read_result
 from tandem.comparison.trained import continue_texts, evaluate, write_model
 from tandem.corpus import prepare
 from tandem.recipe import UserError, load
-from tandem.training import checkpoint
+from tandem.training import checkpoint, speed
 from tandem.training.health import Stopped
 from tandem.training.loop import Taken, _event, take_step, train
 from tandem.training.parallel import Ranks
@@ -215,10 +215,23 @@ def test_micro_batches_change_nothing(make_run, parts):
         assert float(pieces.norm) == pytest.approx(float(once.norm), rel=1e-4)
 
 
+@pytest.mark.parametrize(("bag_step", "rows"), [("less_work", {2, 4}), ("more_text", {4})])
+def test_the_memory_of_a_run_is_that_of_its_largest_phase(make_run, monkeypatch, bag_step, rows):
+    run, seen = make_run(f"objective.bag_step={bag_step}", "objective.until=6"), []
+    monkeypatch.setattr(speed, "take_step", lambda run, step: seen.append(len(run.batches(step)[0].tokens)))
+    speed.measure(run)
+    assert set(seen) == rows
+
+
 def test_a_plan_tells_latent_positions_from_tokens(recipe):
     page = plan(recipe())
     assert "FLOP per position = " in page and "per token of text" not in page
     assert "3 steps of 128 tokens (bags of 2 until step 3) + 7 steps of 64 tokens = 640 positions = 832 tokens" in page
+
+
+def test_single_tokens_that_predict_bags_are_not_called_bags(make_run):
+    first, _ = make_run("objective.bag_in=false", "objective.until=4").view.phases
+    assert first.note == "single tokens to predict bags of 2 until step 4"
 
 
 def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, monkeypatch, capsys):
@@ -247,10 +260,12 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
         use(unfinished=True)
     pretrain(recipe(*overrides), folder)
     assert "after bags" not in evaluate(folder, 3)
-    first_terms = [
-        next(iter(json.loads(line)["terms"])) for line in (folder / "metrics.jsonl").open() if "terms" in line
-    ]
-    assert set(first_terms) == {"bag_nll", "nll"}
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    assert {next(iter(record["terms"])) for record in records if "terms" in record} == {"bag_nll", "nll"}
+    judged = [(record["step"], record.get("note")) for record in records if record["kind"] == "likelihood"]
+    assert judged == [(step, "bags of 2 until step 6" if step <= 6 else None) for step in (3, 9, 10)]
+    points = read_result(folder, "bags", 1, 1e-3, trial=False).curve
+    assert [point.note for point in points] == [note or "" for _, note in judged]
     assert (folder / "model" / "model.safetensors").exists()
 
 
