@@ -16,18 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tandem.comparison.scaling import Measured
+
 MISSED = 0.01
 """Fraction by which runs of one budget may differ in what they spend."""
-
-
-class Finished(NamedTuple):
-    """A complete run: `tokens` of text read, `flops` and `seconds` of training, held-out (or final) nats a token."""
-
-    steps: int
-    tokens: int
-    flops: float
-    seconds: float
-    nats_per_token: float
 
 
 class Readings(NamedTuple):
@@ -41,16 +33,16 @@ class Readings(NamedTuple):
     seconds_at_equal_loss: float | None
 
 
-def readings(method: Finished, baseline: Sequence[Finished]) -> Readings:
+def readings(method: Measured, baseline: Sequence[Measured]) -> Readings:
     """All three readings, from one run of the method and runs of the baseline of any lengths."""
 
-    def against(spent: Callable[[Finished], float]) -> float | None:
-        points = [(math.log(spent(run)), run.nats_per_token) for run in baseline]
+    def against(spent: Callable[[Measured], float]) -> float | None:
+        points = [(math.log(spent(run)), run.nats) for run in baseline]
         loss = _between(points, math.log(spent(method)), MISSED)
-        return None if loss is None else method.nats_per_token - loss
+        return None if loss is None else method.nats - loss
 
-    def until(spent: Callable[[Finished], float]) -> float | None:
-        found = _between([(run.nats_per_token, math.log(spent(run))) for run in baseline], method.nats_per_token)
+    def until(spent: Callable[[Measured], float]) -> float | None:
+        found = _between([(run.nats, math.log(spent(run))) for run in baseline], method.nats)
         return None if found is None else math.exp(found) / spent(method)
 
     return Readings(

@@ -29,12 +29,15 @@ from tandem.recipe import UserError, require
 
 
 class Measured(NamedTuple):
-    """A complete run: non-embedding parameters, tokens of text, training FLOPs, held-out nats per token."""
+    """A complete run, or the mean of several: non-embedding parameters, tokens of text, training FLOPs, held-out nats
+    per token; for readings.py also steps and seconds of training."""
 
     parameters: float
     tokens: float
     flops: float
     nats: float
+    steps: float = math.nan
+    seconds: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.comparison import charts
-from tandem.comparison.readings import Finished, readings
+from tandem.comparison.readings import readings
 from tandem.comparison.report import html_table, rendered
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
@@ -52,9 +52,6 @@ class Run(NamedTuple):
     budget: str
     seed: int
     measured: Measured
-    steps: int
-    seconds: float
-    """Of training."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,16 @@ class Scaling:
         require_same_documents(results)
         paid = any(result.end_nats.any() for result in results)
         for cell, result in flat:
-            size = float(non_embedding(result.parameters))
-            measured = Measured(size, float(result.tokens), result.flops, result.paid_per_token)
+            measured = Measured(
+                parameters=float(non_embedding(result.parameters)),
+                tokens=float(result.tokens),
+                flops=result.flops,
+                nats=result.paid_per_token,
+                steps=result.steps,
+                seconds=result.training_seconds,
+            )
             if math.isfinite(measured.nats):
-                run = Run(cell.size, cell.budget, result.seed, measured, result.steps, result.training_seconds)
-                runs[result.arm].append(run)
+                runs[result.arm].append(Run(cell.size, cell.budget, result.seed, measured))
         found = cls(cells[0].study, runs, paid)
         found.laws.update(_fits({arm: [r.measured for r in own] for arm, own in runs.items()}, Law.to, _tells_law))
         for axis, same in AXES.items():
@@ -94,32 +96,25 @@ class Scaling:
                     found.lines[axis, value] = lines
         return found
 
-    def mean(self, arm: str, size: str, budget: str) -> Measured | None:
-        """Mean over the seeds of a cell."""
-        of = [run.measured for run in self.runs[arm] if (run.size, run.budget) == (size, budget)]
-        return Measured(*np.mean(of, 0).tolist()) if of else None
-
-    def finished(self, arm: str, size: str) -> dict[str, Finished]:
-        """By budget, means over the seeds of a cell."""
-        own = [run for run in self.runs[arm] if run.size == size]
-        told = [(r.budget, (r.steps, r.measured.tokens, r.measured.flops, r.seconds, r.measured.nats)) for r in own]
-        by_budget = {budget: [of for at, of in told if at == budget] for budget, _ in told}
-        return {budget: Finished(*np.mean(of, 0).tolist()) for budget, of in by_budget.items()}
+    def means(self, arm: str) -> dict[tuple[str, str], Measured]:
+        """By size and budget, means over the seeds of an arm."""
+        cells: dict[tuple[str, str], list[Measured]] = {}
+        for run in self.runs[arm]:
+            cells.setdefault((run.size, run.budget), []).append(run.measured)
+        return {cell: Measured(*np.mean(of, 0).tolist()) for cell, of in cells.items()}
 
     def readings(self) -> list[dict[str, Any]]:
         """For each cell of every arm but the baseline, the three readings against the baseline's runs at its size.
 
         Only where these have two or more budgets, and at least one of the readings lies between them.
         """
-        found, baseline = [], self.study.baseline
-        for arm in (arm for arm in self.runs if arm != baseline):
-            for size in dict.fromkeys(run.size for run in self.runs[arm]):
-                lengths = list(self.finished(baseline, size).values())
-                cells = self.finished(arm, size) if len(lengths) > 1 else {}
-                for budget, cell in cells.items():
-                    read = readings(cell, lengths)
-                    if any(number is not None for number in read):
-                        found.append({"arm": arm, "size": size, "budget": budget, **read._asdict()})
+        found, baseline = [], self.means(self.study.baseline)
+        for arm in (arm for arm in self.runs if arm != self.study.baseline):
+            for (size, budget), cell in self.means(arm).items():
+                lengths = [mean for (other, _), mean in baseline.items() if other == size]
+                read = readings(cell, lengths) if len(lengths) > 1 else None
+                if read and any(number is not None for number in read):
+                    found.append({"arm": arm, "size": size, "budget": budget, **read._asdict()})
         return found
 
     def multipliers(self, axis: str) -> list[dict[str, Any]]:
@@ -130,9 +125,7 @@ class Scaling:
         """
         found, level, baseline = [], self.study.level, self.study.baseline
         for arm in (arm for arm in self.runs if arm != baseline):
-            for size, budget in dict.fromkeys((run.size, run.budget) for run in self.runs[arm]):
-                cell = self.mean(arm, size, budget)
-                assert cell is not None
+            for (size, budget), cell in self.means(arm).items():
                 x = getattr(cell, axis)
                 lines = self.lines.get((axis, size if AXES[axis] == "size" else budget), {})
                 record: dict[str, Any] = {"arm": arm, "size": size, "budget": budget}
@@ -241,11 +234,10 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     losses = [["arm, size", "parameters", *budgets]]
     for size in sizes:
         for arm in scaling.runs:
-            of = [scaling.mean(arm, size, budget) for budget in budgets]
-            first = next((m for m in of if m), None)
-            if first:
-                cells = [fixed(m.nats) if m else NONE for m in of]
-                losses.append([f"{arm}, {size}", scaled(first.parameters), *cells])
+            of = {budget: mean for (other, budget), mean in scaling.means(arm).items() if other == size}
+            if of:
+                cells = [fixed(of[budget].nats) if budget in of else NONE for budget in budgets]
+                losses.append([f"{arm}, {size}", scaled(next(iter(of.values())).parameters), *cells])
     laws = [["arm", "E", "A", "alpha", "B", "beta"]]
     laws += [[arm, *map(_shown, _numbers(fit, level).values())] for arm, fit in scaling.laws.items()]
     lines = [["arm", "along", "at", "exponent"]]
@@ -306,10 +298,9 @@ def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[cha
     """For each arm, a line for each value of what stays fixed along `axis`: means over seeds."""
     lines = []
     for arm, own in scaling.runs.items():
-        cells = dict.fromkeys((run.size, run.budget) for run in own)
+        means = scaling.means(arm).items()
         for value in dict.fromkeys(getattr(run, AXES[axis]) for run in own):
-            means = [scaling.mean(arm, *cell) for cell in cells if value in cell]
-            points = sorted((getattr(m, axis), m.nats) for m in means if m)
+            points = sorted((getattr(mean, axis), mean.nats) for cell, mean in means if value in cell)
             lines.append(charts.Line(f"{arm}, {value}", place(arm), points, []))
     return lines
 

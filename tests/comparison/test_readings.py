@@ -2,17 +2,22 @@
 
 import pytest
 
-from tandem.comparison.readings import Finished, readings
+from tandem.comparison.readings import readings
+from tandem.comparison.scaling import Measured
 
 ROW = 2**21
 
 
+def run(steps, tokens, flops, seconds, nats):
+    return Measured(3e9, tokens, flops, nats, steps, seconds)
+
+
 def baseline(steps, loss):
-    return Finished(steps, steps * ROW, float(steps), 2.0 * steps, loss)
+    return run(steps, steps * ROW, float(steps), 2.0 * steps, loss)
 
 
 RUNS = [baseline(50_000, 2.640), baseline(20_000, 2.808), baseline(36_000, 2.677)]
-METHOD = Finished(20_000, 104_857_600_000, 20_000.0, 20_000.0, 2.676)
+METHOD = run(20_000, 104_857_600_000, 20_000.0, 20_000.0, 2.676)
 
 
 def test_readings_of_the_runs_of_the_paper():
@@ -26,14 +31,14 @@ def test_readings_of_the_runs_of_the_paper():
 
 
 def test_beyond_the_runs_of_the_baseline_nothing_is_said():
-    found = readings(METHOD._replace(nats_per_token=2.6), RUNS[1:])
+    found = readings(METHOD._replace(nats=2.6), RUNS[1:])
     assert found.steps_at_equal_loss is None and found.equal_data is None
     assert found.equal_flops == pytest.approx(-0.208)
 
 
 def test_between_two_lengths_the_loss_is_a_line_in_the_logarithm():
-    lengths = [Finished(10, 100, 10.0, 1.0, 4.0), Finished(40, 400, 40.0, 4.0, 2.0)]
-    assert readings(Finished(20, 200, 20.0, 2.0, 3.0), lengths) == pytest.approx((0.0, 0.0, 1.0, 1.0, 1.0))
+    lengths = [run(10, 100, 10.0, 1.0, 4.0), run(40, 400, 40.0, 4.0, 2.0)]
+    assert readings(run(20, 200, 20.0, 2.0, 3.0), lengths) == pytest.approx((0.0, 0.0, 1.0, 1.0, 1.0))
 
 
 def test_a_run_that_misses_the_longest_budget_by_a_step_is_compared_at_it():

@@ -76,7 +76,7 @@ BUGS = {
     ],
     "comparison/readings.py": [
         ("losses on a line in the steps", "tests/comparison/test_readings.py",
-         "(run.nats_per_token, math.log(spent(run)))", "(run.nats_per_token, math.log(math.log(spent(run))))"),
+         "(run.nats, math.log(spent(run)))", "(run.nats, math.log(math.log(spent(run))))"),
     ],
     "analysis/mutual_information.py": [
         ("no correction for the sample", "tests/analysis/test_mutual_information.py",
