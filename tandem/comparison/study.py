@@ -223,7 +223,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
     keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems, KEYS)
     if isinstance(keys, Keys):
         for place, reason in _contradictions(keys, tree):
-            problems.add(_at(tree, place).origin, f"{'.'.join(place)}{reason}")
+            problems.add((tree.at(*place) or tree).origin, f"{'.'.join(place)}{reason}")
     problems.raise_any()
     assert isinstance(keys, Keys)
     study = Study(path.stem, keys, _share(keys), _read_arms(tree, path.parent, problems))
@@ -255,9 +255,9 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
             ("seeds",),
             f" = {keys.seeds}: {keys.tuning_seed} is the seed of the trials; take others, or another tuning_seed",
         )
-    if _at(tree, ("rates",)) is tree:
+    if not tree.at("rates"):
         for key in ("tuning_seed", "trial_share"):
-            if _at(tree, (key,)) is not tree:
+            if tree.at(key):
                 yield (
                     (key,),
                     f" = {getattr(keys, key)}: is for trials, and without rates there are none; take it out",
@@ -265,7 +265,7 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
     places = [("overrides",), *(("arms", arm) for arm in keys.arms)]
     for place in places:
         for key in ("seed", "budget", SPLIT, *([RATE] if keys.rates and len(place) > 1 else [])):
-            if _at(tree, (*place, *key.split("."))) is not tree:
+            if tree.at(*place, *key.split(".")):
                 rest = ": with rates one half of the documents, else all; take it out" if key == SPLIT else ""
                 yield (*place, *key.split(".")), f": the study gives it to every arm alike{rest}"
     for arm in keys.arms:
@@ -377,14 +377,6 @@ def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
         value = Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
     node = value if isinstance(value, Node) else Node(value, origin)
     return functools.reduce(lambda inner, key: Node({key: inner}, origin), reversed([*above]), node)
-
-
-def _at(tree: Node, place: Iterable[str]) -> Node:
-    """The node at a place; the tree itself where there is none."""
-    node: Node | None = tree
-    for part in place:
-        node = node and node.at(part)
-    return node or tree
 
 
 def _portable(text: str) -> str:

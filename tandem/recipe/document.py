@@ -39,11 +39,16 @@ class Node:
             return {key: node.plain() for key, node in self.value.items()}
         return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
-    def at(self, part: str | int) -> "Node | None":
-        """The entry of a mapping or the item of a list, where there is one."""
-        if isinstance(self.value, list) and isinstance(part, int):
-            return self.value[part] if part < len(self.value) else None
-        return self.value.get(part) if isinstance(self.value, dict) else None
+    def at(self, *parts: str | int) -> "Node | None":
+        """The entry of a mapping or the item of a list, below `parts` of such, where there is one."""
+        node: Node | None = self
+        for part in parts:
+            held = node.value if node else None
+            if isinstance(held, list) and isinstance(part, int):
+                node = held[part] if part < len(held) else None
+            else:
+                node = held.get(part) if isinstance(held, dict) else None
+        return node
 
     def over(self, base: "Node") -> "Node":
         """This on top of `base`: mappings merge key by key, anything else replaces."""

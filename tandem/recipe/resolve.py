@@ -221,8 +221,7 @@ def _renamed(base: Node, top: Node) -> list[str]:
     """The sections for which `top` makes another choice than `base`."""
 
     def name(kind: str, tree: Node) -> Any:
-        section = tree.at(kind)
-        named = section and section.at("name")
+        named = tree.at(kind, "name")
         return named and named.value
 
     old = {kind: name(kind, base) or default_name(kind) for kind in base.value if is_choice(kind)}
