@@ -1,7 +1,6 @@
 """What the machine offers, probed in one place; each automatic choice has a reason."""
 
 import os
-import platform
 import shutil
 import sysconfig
 from contextlib import AbstractContextManager, nullcontext
@@ -105,8 +104,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 
 def cpu_flags() -> set[str]:
-    """Instruction sets of the processor as Linux names them; empty elsewhere."""
-    if platform.system() != "Linux":
-        return set()
+    """Instruction sets of the processor, as Linux names them."""
     with open("/proc/cpuinfo") as lines:
         return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}

@@ -265,12 +265,9 @@ def _git(*arguments: str) -> str | None:
 
 
 def _cpu() -> str:
-    if platform.system() == "Linux":
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    with open("/proc/cpuinfo") as lines:
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(names, "") or platform.processor() or platform.machine()
 
 
 def run_above(path: Path) -> Path | None:

@@ -1,9 +1,7 @@
 """What stops a run early: losses that are not finite, and signals; also, how much memory it takes."""
 
 import math
-import resource
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from tandem.recipe import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a run to save and stop; SIGUSR1 is Slurm's warning that time is running out."""
-STATUS = Path("/proc/self/status")
 
 
 class NotFinite(UserError):
@@ -78,6 +75,5 @@ def peak_memory(device: torch.device) -> int:
     """Peak bytes: of this process on CPU; of this process's tensors, since `forget_peak`, on CUDA."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if STATUS.exists():  # ru_maxrss starts at the value of the parent process
-        return 1024 * int(STATUS.read_text().split("VmHWM:")[1].split()[0])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # Not ru_maxrss, which starts at the value of the parent process
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
