@@ -230,7 +230,7 @@ def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
             pretrain(loaded, target, ranks=ranks)
         except Stopped as stopped:
             if ranks.is_first:
-                print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+                print(stopped, file=sys.stderr)
             sys.exit(128 + stopped.signal_number)
 
 
@@ -258,7 +258,7 @@ def compare(
     try:
         grid.compare(loaded, studies / loaded.name, processes)
     except Stopped as stopped:
-        print(f"{stopped}; the same command goes on from there", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
 
 

@@ -113,7 +113,7 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
 def compare(grid: Grid, path: Path, processes: int = 1) -> None:
     """Runs what is missing (`runner.compare`), cell by cell, then writes and shows the scaling report.
 
-    Raises: UserError; Failed after all else is done; StudyStopped.
+    Raises: UserError; Failed after all else is done; Stopped.
     """
     failed = []
     for name, study in grid.cells.items():

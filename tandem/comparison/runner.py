@@ -44,18 +44,10 @@ class Failed(UserError):
     """Some runs of a study have failed; all else is done."""
 
 
-class StudyStopped(Stopped):
-    """The study was asked to stop, and every run has saved its state."""
-
-    def __init__(self, finished: int, runs: int, signal_number: int):
-        super().__init__(0, signal_number)
-        self.args = (f"stopped with {finished} of {runs} runs finished",)
-
-
 def compare(study: Study, path: Path, processes: int = 1) -> None:
     """Runs what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
 
-    Raises: UserError where the folder holds another study; Failed, after all else is done; StudyStopped.
+    Raises: UserError where the folder holds another study; Failed, after all else is done; Stopped.
     """
     require("scipy", "statistics")  # for the report; fail before training, not after it
     folder = StudyFolder(study, path)
@@ -88,7 +80,7 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                     training.close()
                     running.remove(training)
                 if stop.signal_number is not None:
-                    raise StudyStopped(folder.done, folder.size, stop.signal_number)
+                    raise Stopped(f"with {folder.done} of {folder.size} runs finished", stop.signal_number)
                 elsewhere: list[Job] = []
                 for job in _left(folder, before, tried):
                     if len(running) == processes:

@@ -22,11 +22,11 @@ class NotFinite(UserError):
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved itself."""
+    """A run or a study was asked to stop and has saved itself; `where` says how far it has come."""
 
-    def __init__(self, step: int, signal_number: int):
-        super().__init__(f"stopped after step {step}")
-        self.step, self.signal_number = step, signal_number
+    def __init__(self, where: str, signal_number: int):
+        super().__init__(f"stopped {where}; the same command goes on from there")
+        self.signal_number = signal_number
 
 
 def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str) -> None:

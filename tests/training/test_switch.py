@@ -242,7 +242,7 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
         run.steps, steps = 6, run.steps
         train(run, observers, save, save_every)
         run.steps = steps
-        raise Stopped(6, 2)
+        raise Stopped("after step 6", 2)
 
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr("tandem.comparison.pretrain.train", stop)
