@@ -1,5 +1,3 @@
 """Evaluation of trained networks."""
 
 from tandem.evaluation import likelihood
-
-__all__ = ["likelihood"]

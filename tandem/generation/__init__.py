@@ -1,5 +1,3 @@
 """Texts from trained networks: how tokens are chosen, and how they become text."""
 
 from tandem.generation import generate, sampling
-
-__all__ = ["generate", "sampling"]

@@ -47,26 +47,3 @@ from tandem.recipe.settings import (
     registered,
     require,
 )
-
-__all__ = [
-    "SECTIONS",
-    "Budget",
-    "Origin",
-    "Recipe",
-    "Settings",
-    "UserError",
-    "changed",
-    "configure",
-    "counted",
-    "describe",
-    "did_you_mean",
-    "explain",
-    "load",
-    "overview",
-    "parse_budget",
-    "recipes",
-    "register",
-    "register_all",
-    "registered",
-    "require",
-]

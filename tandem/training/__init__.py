@@ -1,5 +1,3 @@
 """Training: one loop, and the parts that it is given."""
 
 from tandem.training import checkpoint, device, muon, observers, optimiser, run, schedule, start
-
-__all__ = ["checkpoint", "device", "muon", "observers", "optimiser", "run", "schedule", "start"]
