@@ -123,21 +123,14 @@ def _fresh(index: np.ndarray, asked: int) -> np.ndarray:
 
 def _laid_out(rows: list[list[Piece]], eos: int) -> BoundaryBatch:
     """Rows of pieces side by side, padded with document ends that have no target and see only themselves."""
-    width = -(-max(sum(len(p.tokens) for p in row) for row in rows) // ROUNDED) * ROUNDED
-    begins = [np.cumsum([0, *(len(p.tokens) for p in row)]) for row in rows]
-    starts = [
-        [np.full(len(p.tokens), b) for p, b in zip(row, at[:-1], strict=True)]
-        for row, at in zip(rows, begins, strict=True)
-    ]
-    sentences = [
-        [p.sentences + b for p, b in zip(row, at[:-1], strict=True)] for row, at in zip(rows, begins, strict=True)
-    ]
-    own = np.arange(width)
+    lengths = [np.array([len(p.tokens) for p in row]) for row in rows]
+    width = -(-max(n.sum() for n in lengths) // ROUNDED) * ROUNDED
+    starts = _padded([[np.repeat(np.cumsum(n) - n, n)] for n in lengths], np.arange(width), width)
     return BoundaryBatch(
         torch.from_numpy(_padded(_of(rows, "tokens"), eos, width)),
         torch.from_numpy(_padded(_of(rows, "targets"), IGNORE, width)),
-        torch.from_numpy(_padded(starts, own, width)),
-        sentences=torch.from_numpy(_padded(sentences, own, width)),
+        torch.from_numpy(starts),
+        sentences=torch.from_numpy(starts + _padded(_of(rows, "sentences"), 0, width)),
     )
 
 
