@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem.networks.network import Network
@@ -222,9 +222,7 @@ def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
     """A tensor that every process has whole, sharded like `tensor`; as it is where `tensor` is not sharded."""
     if not isinstance(tensor, DTensor):
         return value
-    mesh = tensor.device_mesh
-    everywhere = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(placements=tensor.placements)
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)  # None: sends nothing
 
 
 def require_divisible(rows: int, micro_batches: int, ranks: Ranks, divisor: int = 1) -> None:
