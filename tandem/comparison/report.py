@@ -175,24 +175,29 @@ AXES: dict[str, tuple[str, Axis]] = {  # by budget unit
 
 
 def _curves(summary: Summary) -> str:
-    drawn = [charts.line_chart(_losses(summary, x), label, "nats per token") for label, x in AXES.values()]
-    if not all(drawn):
+    drawn = {
+        f"loss against {label}": charts.line_chart(_losses(summary, x), label, "nats per token")
+        for label, x in AXES.values()
+    }
+    if not all(drawn.values()):
         return ""
     label, x = AXES.get(summary.study.budget.unit, AXES["tokens"])
-    gaps = _gaps(summary, x)
-    drawn += [charts.line_chart(gaps, label, "difference")] if gaps else []
-    heads = [f"loss against {label}" for label, _ in AXES.values()]
-    heads.append(f"difference to {summary.study.baseline} at equal {label}")
-    figures = "".join(
-        f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in zip(heads, drawn, strict=False)
-    )
+    gaps = charts.line_chart(_gaps(summary, x), label, "difference")
+    drawn[f"difference to {summary.study.baseline} at equal {label}"] = gaps
     note = (
         "Nats per token of the held-out documents that are scored during training, sentence ends included: thick the "
         "mean of an arm, thin its seeds."
     )
     if phased := [arm for arm, found in summary.runs.items() if any(p.note for r in found for p in r.curve)]:
         note += f" Before its switch to tokens a network is scored one token at a time, too: {', '.join(phased)}."
-    return _legend(summary) + f'<div class="grid-of-charts">{figures}</div>' + _note(note)
+    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + _note(note)
+
+
+def side_by_side(drawn: Mapping[str, str], arms: Iterable[str], place: Callable[[str], int]) -> str:
+    """Charts by title, under a legend of the arms with the colour of each one's `place`; empty charts are left out."""
+    shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in drawn.items() if chart)
+    keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in arms)
+    return f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
 
 
 def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis) -> charts.Line:
@@ -345,11 +350,6 @@ def _value(value: Any) -> str:
 def _place(summary: Summary, arm: str) -> int:
     """Which of the eight colours an arm has."""
     return list(summary.study.arms).index(arm) % 8
-
-
-def _legend(summary: Summary) -> str:
-    keys = (f'<span><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</span>' for arm in summary.runs)
-    return f'<p class="legend">{"".join(keys)}</p>'
 
 
 def _note(text: str) -> str:

@@ -16,7 +16,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import numpy as np
 
 from tandem.comparison import charts
 from tandem.comparison.readings import readings
-from tandem.comparison.report import html_table, rendered
+from tandem.comparison.report import html_table, rendered, side_by_side
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
@@ -275,13 +274,10 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
         return order.index(label.partition(",")[0]) % 8
 
     html = {title: html_table(rows, place) for title, rows in tables.items()}
-    drawn = {"loss against tokens": "tokens", "loss against parameters": "parameters"}
-    figures = [(head, charts.line_chart(_lines(scaling, axis, place), axis, "nats")) for head, axis in drawn.items()]
+    drawn = {f"loss against {a}": charts.line_chart(_lines(scaling, a, place), a, "nats") for a in AXES}
     pareto = "loss against training FLOPs; thick: what no cheaper run of the arm beats"
-    figures.append((pareto, charts.line_chart(_frontiers(scaling, place), "training FLOPs", "nats")))
-    shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in figures if chart)
-    keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in order)
-    html["Curves"] = f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
+    drawn[pareto] = charts.line_chart(_frontiers(scaling, place), "training FLOPs", "nats")
+    html["Curves"] = side_by_side(drawn, order, place)
     runs = [run for own in scaling.runs.values() for run in own]
     reason = f"{len(runs)} runs of {len(order)} arms. Read off it what a method saves of either."
     told = {
