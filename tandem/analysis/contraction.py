@@ -1,8 +1,8 @@
 """How fast the passes of a context-ready network approach streaming.
 
     delta_k = max over rows, positions and channels of |c(k) - c(k-1)|          c(0) = 0
-    rho = delta_K / delta_(K-1)                the last ratio above the tolerance, averaged over batches, of fewer passes
-                                               than a document has tokens: its last pass moves its last position alone
+    rho = delta_K / delta_(K-1)              the last ratio above the tolerance, averaged over batches, of fewer passes
+                                             than a document has tokens: its last pass moves its last position alone
 
     delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
 

@@ -2,7 +2,8 @@
 
     training      the mean over those by which a score is defined
     every_token   every token its own block: all context comes through latents
-    single        one block a document: the generation stack alone, a plain decoder of as many blocks
+    single        one block a document: the generation stack alone, a plain decoder of as many blocks (with `sink`, it
+                  also reads the latent of the first token)
 
 Where `training` is no better than `single`, the context stack is of no use.
 """

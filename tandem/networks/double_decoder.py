@@ -15,7 +15,8 @@ holds the generation stack's keys and values alone: a third of the plain decoder
 
 A batch that names its blocks (`Batch.blocks`, see corpus/partition.py) is read in these, in training and in scores;
 `prompt_blocks` makes those of a prefix and its continuation, one boundary for each document. Without a boundary the
-context stack is idle and the generation stack is a plain decoder with as many blocks.
+context stack is idle and the generation stack is a plain decoder with as many blocks; with `sink`, it still reads the
+latent of a document's first token.
 
 Cost: in training about the plain decoder's with all blocks, plus 2 C^2 multiply-adds for each generation block; in
 decoding that of the generation blocks alone.
