@@ -90,8 +90,8 @@ class Use:
 
 
 def exchange(youngest: int, batch: StreamBatch, memories: Iterator[Tensor]) -> Seen:
-    """Gives each sentence of a batch the thoughts of the next document that has a sentence at this step, except those
-    younger than `youngest`. `memories`: what is read where nothing is exchanged, in order."""
+    """Gives each sentence of a batch the memory of the next document that has a sentence at this step; thoughts younger
+    than `youngest` stay its own. `memories`: what is read where nothing is exchanged, in order."""
     reading = np.repeat(np.arange(1, len(batch.rows_at)), batch.rows_at[1:])
     """For each thought that is read at all, in order, the sentence step at which it is the newest."""
 

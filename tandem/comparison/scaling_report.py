@@ -5,10 +5,10 @@
         scaling.json                     every run, every fit with its interval
         scaling.txt, scaling.html
 
-A line is fitted where a method has runs at three values of what varies, and a law where it has six runs at three values
-of both, a size at two of tokens; values are 5 % apart. Readings at equal FLOPs, data and loss (readings.py) need two
-budgets of the baseline at a size. Anything that lacks its runs is left out. Tokens are tokens of text; parameters
-exclude the embedding table and the head.
+A line is fitted where a method has runs at three values of what varies. A law takes six runs, three sizes, three
+numbers of tokens, and a size with two of these. Values less than 5 % apart count as one. Readings at equal FLOPs, data
+and loss (readings.py) need two budgets of the baseline at a size. Anything that lacks its runs is left out. Tokens are
+tokens of text; parameters exclude the embedding table and the head.
 """
 
 import functools

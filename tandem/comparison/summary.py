@@ -119,10 +119,8 @@ class Summary:
         return sorted({loss for loss in (reached, *early) if reached <= loss < start}, reverse=True)
 
     def spent(self, arm: str, loss: float) -> Spent | str:
-        """What an arm's runs spent on average until they reached `loss`; in words, why there is no such mean.
-
-        There is one where each of them came there between two points: not if one never did, or else if one was there
-        at its first point, though others came later.
+        """What an arm's runs spent on average until they reached `loss`; in words, why there is no such mean: one of
+        them never did, or was there by its first evaluation.
         """
         found = [spent_until(result.curve, loss) for result in self.runs[arm]]
         reached = [spent for spent in found if spent is not None]

@@ -83,9 +83,12 @@ def scored(
 
 
 def recorded(run: Run, store: Store, *asked: Any, windows: bool = True) -> tuple[Likelihood, dict[str, Any]]:
-    """What `scored` finds, and its record: sums, their ratios, and whether only what follows the break points of
-    documents was scored; for a network that is given sentence boundaries, nats per token that include them, and as
-    published; with `windows`, for one that reads documents whole, also likelihood in windows of the context."""
+    """What `scored` finds, and its record: sums and their ratios.
+
+    `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
+    also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
+    its likelihood in windows of the context.
+    """
     found = scored(run, store, *asked)
     record: dict[str, Any] = {"prefix": True} if run.recipe.evaluation.prefix else {}
     record |= {"nats_per_token": found.nll, "bits_per_byte": found.bits_per_byte, "nats": found.nats}

@@ -68,8 +68,8 @@ class PrefixRows:
 def divided(batch: Batch, begins: Tensor) -> Batch:
     """The batch with targets only from `begins` (B, T) on, the index in the row from which its document generates.
 
-    A document that lies entirely before it is one block. Of later documents, `begins` may lie before the start: where
-    documents are masked, the document's start takes its place; otherwise one block continues to the end of the row.
+    A document that lies entirely before it is one block. A document that starts after it generates from its own start
+    where documents are masked; otherwise it continues the block.
     """
     index = torch.arange(batch.starts.shape[1])
     asked = index >= begins

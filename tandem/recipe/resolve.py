@@ -154,7 +154,8 @@ def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recip
 
 
 def _not_kept(recipe: Recipe, below: Node, top: Node) -> Iterator[str]:
-    """For each section to which `top` gives another name, the values below that it loses and could have kept."""
+    """For each section to which `top` gives another name, the values below that are dropped, though the new choice has
+    such options, too."""
     for kind in _renamed(below, top):
         now, given = recipe.values[kind], top.value[kind].value
         was = written if isinstance(written := below.value[kind].plain(), dict) else {}

@@ -62,8 +62,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A UserError or OSError in one process is raised in all, and printed by the first; where others are in a
-        `gather` inside the block meanwhile, it is raised there."""
+        """A UserError or OSError in one process is raised in all, also in those that wait in a `gather` inside the
+        block, and printed by the first."""
         error: Exception | None = None
         try:
             yield
