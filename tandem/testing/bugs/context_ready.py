@@ -86,6 +86,8 @@ BUGS = {
         ("perplexity of positions, asked or not", CONTRACTION,
          "double().sum().item() for batch in batches) / tokens",
          "double().mean().item() for batch in batches) / len(batches)"),
+        ("the ratio is that of a document's end", CONTRACTION,
+         "- batch.starts.cpu()).max())]", "- batch.starts.cpu()).max()) + 1]"),
         ("the fastest batch tells the passes", CONTRACTION,
          "passes_needed(delta_BK.max(0)", "passes_needed(delta_BK.min(0)"),
         ("rows move as far as their mean", CONTRACTION,

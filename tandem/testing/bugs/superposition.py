@@ -43,6 +43,8 @@ BUGS = {
          "[counts[slot] for slot in slots]", "[self.count(network, batch)[slot] for slot in slots]"),
         ("weights are not divided by their sum", SUPERPOSITION,
          "weight / (count * mass)", "weight / count"),
+        ("part of a bag has the entropy of all of it", SUPERPOSITION,
+         "per_slot * (batch.targets != IGNORE)", "per_slot.expand(batch.targets.shape)"),
         ("a mean over all targets", SUPERPOSITION,
          'if reduce == "tokens":', "if True:"),
         ("the mean of embeddings in bfloat16", SUPERPOSITION,
