@@ -66,6 +66,8 @@ def tests(name: str, chosen: str, *files: str) -> Part:
     return Part(f"tests-{name}", 170, words)
 
 
+FLEX = {"flex": "not tiled", "tiled": "tiled"}
+
 # Split by what takes the compiler longest: kernels in float32, which it unrolls, and wide ones.
 TESTS = [
     *(tests(f"float32-{width}", f"every_width and {width} and torch.float32", KERNELS) for width in (128, 96)),
@@ -74,7 +76,7 @@ TESTS = [
     tests("bfloat16", "cuda_kernels_are and bfloat16", KERNELS),
     tests("widths", "cuda and not cuda_kernels_are and not (torch.float32 and (96 or 128))", KERNELS),
     tests("probes", "even_loaded or same_bits or compiled_whole", KERNELS),  # of a tile's edges, order, operators
-    tests("flex", "cuda", "tests/nn/test_flex.py"),
+    *(tests(name, f"cuda and {which}", "tests/nn/test_flex.py") for name, which in FLEX.items()),
     tests("others", "cuda", *OTHERS),
 ]
 LONG = ("decoder", "sps", "double_decoder")
@@ -95,7 +97,7 @@ COMPILING = [
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
 AT_ONCE = 20
-"""Parts of the first phase at a time: all of them, on 16 cores. Together they nearly fill one device's memory."""
+"""Parts of the first phase at a time: all of them, on 16 cores. Together they take about 100 GB of device memory."""
 BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
     # One process each: an error that breaks the device breaks it for the rest of its process.
     Part("attention-causal", 45, [ATTENTION, "--masks", "causal"]),

@@ -250,15 +250,19 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
 
 
 def _peak(run: Callable[[], Any]) -> int | None:
-    """Peak growth of the device's memory in bytes, once everything is compiled, set up and warm."""
+    """Peak growth of the device's memory in bytes, once everything is compiled, set up and warm; None without CUDA, and
+    for an arm that fails, of which `time_arms` says why."""
     if not CUDA:
         return None
-    run()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return torch.cuda.max_memory_allocated() - before
+    try:
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    except Exception:
+        return None
 
 
 PARTS = {part.__name__: part for part in (steps, decode, heads, bags, passes)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tandem.objectives.superposition import Superposition
 
@@ -115,6 +116,16 @@ def test_parts_run_side_by_side_until_their_time_is_up(benchmarks, tmp_path):
     assert verdicts == cut | {"wrong": "failed with 3", "right": "passed"}
     assert time.monotonic() - began < 30
     assert (tmp_path / "log.txt").read_text().count("so far") == 3
+
+
+def test_an_arm_without_memory_does_not_end_its_part(benchmarks, monkeypatch):
+    import gpu_networks
+
+    def fail():
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(gpu_networks, "CUDA", True)
+    assert gpu_networks._peak(fail) is None
 
 
 def test_every_test_that_needs_cuda_is_among_the_parts(benchmarks):

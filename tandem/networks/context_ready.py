@@ -42,7 +42,7 @@ from tandem.networks.network import Ids, Network, compute_dtype
 from tandem.networks.sps import SPS
 from tandem.nn.cache import rows_of_state
 from tandem.nn.init import initialise
-from tandem.nn.spans import Span
+from tandem.nn.spans import Span, sent
 from tandem.recipe import UserError, register
 
 WALKED = 8  # from this many rows on, a CPU is faster streaming them side by side than in passes (docs/log.md)
@@ -155,7 +155,7 @@ class ContextReady(Network):
 
     def corrections(self, e: Tensor, reader: Any, starts: Tensor) -> Iterator[Tensor]:
         """c(1), c(2), ... without end, each computed on demand."""
-        first, c = _first(starts).to(e.device), None
+        first, c = _first(starts, e.device), None
         while True:
             c = self.recomputed(self.next, e, c, reader, first)  # of a pass, only its corrections are kept
             yield c
@@ -180,7 +180,7 @@ class ContextReady(Network):
         A position stops when it and all before it in its document have converged: later tokens and other rows have no
         influence.
         """
-        T, first = e.shape[1], _first(starts).to(e.device)
+        T, first = e.shape[1], _first(starts, e.device)
         begins = starts.clamp_max(T - 1).to(e.device).expand(e.shape[:2])
         c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
         while K <= T and moving.any():
@@ -327,6 +327,6 @@ def plus(e: Tensor, c: Tensor | None) -> Tensor:
     return e if c is None else e + c
 
 
-def _first(starts: Tensor) -> Tensor:
+def _first(starts: Tensor, device: torch.device) -> Tensor:
     """(B, T, 1): True where no earlier position carries anything: at a document's start (and before it)."""
-    return (torch.arange(starts.shape[1]) <= starts)[..., None]
+    return sent((torch.arange(starts.shape[1]) <= starts)[..., None].numpy(), device)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tandem.nn import attention_kernels as kernels
-from tandem.nn.spans import ready_for
+from tandem.nn.spans import ready_for, sent
 
 WIDEST = 128
 """Most channels of a head: beyond this, a tile of keys no longer fits beside the accumulators."""
@@ -83,10 +83,7 @@ class Fused:
 
     @cached_property
     def readers(self) -> list[Tensor]:
-        return [
-            ready_for(self.device, transposed(self.lo[:, s], self.hi[:, s], n)).to(self.device, non_blocking=True)
-            for s, n in enumerate(self.keys)
-        ]
+        return [sent(transposed(self.lo[:, s], self.hi[:, s], n), self.device) for s, n in enumerate(self.keys)]
 
     def run(
         self,

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from tandem.nn.spans import ready_for
+from tandem.nn.spans import sent
 
 BLOCK = 128
 VARIANTS = 256
 """Graphs of a process, by dtype, heads, length, gradients. Past PyTorch's limit of 8, FlexAttention would silently hold
 all T x N scores; past this one it is an error."""
+
+MAIN_KERNEL: Any = {"BACKEND": "TRITON"}
+"""Below 128 queries PyTorch (2.11, 2.13) would take its decoding kernel, which has no tiles for, say, 100 queries and
+two heads to a key head: an error, where the main kernel has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +65,7 @@ class Blocks:
                 scale=scale,
                 enable_gqa=q.shape[1] != k.shape[1],
                 return_aux=AuxRequest(lse=return_lse),
+                kernel_options=MAIN_KERNEL,
             )
         T = queries[0].shape[2]
         return y.split(T, 2), () if aux.lse is None else aux.lse.detach().split(T, 2)
@@ -78,14 +84,10 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
     N, Q = int(offsets[-1]), lo.shape[-1]
     touched = _blocks_of(lo // BLOCK, -(-hi // BLOCK), lo < hi, Q, N) > 0
     full = _blocks_of(-(-lo // BLOCK), hi // BLOCK, lo < hi, Q, N) == BLOCK
-    listed = (_sent(x, device) for x in (*_listed(touched & ~full), *_listed(full)))
-    pair_mask = _pair_mask(*(_sent(x.astype(np.int32), device) for x in (lo, hi)))
+    listed = (sent(x, device) for x in (*_listed(touched & ~full), *_listed(full)))
+    pair_mask = _pair_mask(*(sent(x.astype(np.int32), device) for x in (lo, hi)))
     mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=pair_mask, seq_lengths=(Q, N))
     return Blocks(mask, tuple(padding))
-
-
-def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    return ready_for(device, numbers).to(device, non_blocking=True)
 
 
 def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:

@@ -97,3 +97,8 @@ def ready_for(device: torch.device, numbers: np.ndarray) -> Tensor:
     make the host wait for all pending work of the device."""
     on_host = torch.from_numpy(numbers)
     return on_host.pin_memory() if device.type == "cuda" else on_host
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Numbers of the host on `device`, without waiting for what that has to do first."""
+    return ready_for(device, numbers).to(device, non_blocking=True)

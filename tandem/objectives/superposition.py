@@ -21,12 +21,14 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tandem.corpus import IGNORE, BagRows, Batch, FoldedRows, PackedRows, View
 from tandem.networks.network import Network
+from tandem.nn.spans import sent
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phase, require_reached, whole_steps
 from tandem.recipe import Recipe, Settings, register
@@ -194,7 +196,7 @@ class Superposition(NextToken):
             weights = slot_weights(self.config.weights, len(slots))
             coefficients = _coefficients(weights, [counts[slot] for slot in slots], self.config.reduce)
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        per_slot = torch.tensor(coefficients, dtype=exact, device=hidden.device)
+        per_slot = sent(np.array(coefficients), hidden.device).to(exact)
         loss, sums = network.nll(hidden, batch.targets, per_slot, any_of=self.config.loss == "mce_alt")
         by_slot = dict(zip(slots, sums, strict=True)) if len(sums) == len(slots) else {}
         nll = loss.detach()

@@ -97,6 +97,24 @@ def test_flex_refuses_what_it_cannot_do_and_never_falls_back():
         attend(q, sources, backend="flex")
 
 
+def test_flex_takes_the_kernel_that_serves_few_queries_of_grouped_heads(eager_flex, monkeypatch):
+    given = []
+    seen = lambda *of, **how: given.append(how) or torch_flex.flex_attention(*of, **how)
+    monkeypatch.setattr(flex, "_compiled", lambda: seen)
+    q, k, v = torch.randn(1, 4, 100, D), torch.randn(1, 2, 100, D), torch.randn(1, 2, 100, D)
+    source = Source(k, v, causal(torch.zeros(1, 100, dtype=torch.long)))
+    assert_close(attend(q, [source], backend="flex"), attend_dense(q, [source]), 1e-5)
+    assert given[0]["kernel_options"] == {"BACKEND": "TRITON"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("T", [17, 65, 100, 127])
+def test_cuda_reads_few_queries_of_grouped_heads(T):
+    q, k, v = (torch.randn(1, heads, T, 64, device="cuda") for heads in (16, 8, 8))
+    source = Source(k, v, causal(torch.zeros(1, T, dtype=torch.long)))
+    assert_close(attend(q, [source], backend="flex"), attend_dense(q, [source]), 1e-2)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("backend", ["flex", "tiled"])
 @pytest.mark.parametrize("name", PATTERNS)
