@@ -66,8 +66,6 @@ def tests(name: str, chosen: str, *files: str) -> Part:
     return Part(f"tests-{name}", 170, words)
 
 
-FLEX = {"flex": "not tiled", "tiled": "tiled"}
-
 # Split by what takes the compiler longest: kernels in float32, which it unrolls, and wide ones.
 TESTS = [
     *(tests(f"float32-{width}", f"every_width and {width} and torch.float32", KERNELS) for width in (128, 96)),
@@ -76,7 +74,8 @@ TESTS = [
     tests("bfloat16", "cuda_kernels_are and bfloat16", KERNELS),
     tests("widths", "cuda and not cuda_kernels_are and not (torch.float32 and (96 or 128))", KERNELS),
     tests("probes", "even_loaded or same_bits or compiled_whole", KERNELS),  # of a tile's edges, order, operators
-    *(tests(name, f"cuda and {which}", "tests/nn/test_flex.py") for name, which in FLEX.items()),
+    tests("flex", "cuda and not tiled", "tests/nn/test_flex.py"),
+    tests("tiled", "cuda and tiled", "tests/nn/test_flex.py"),
     tests("others", "cuda", *OTHERS),
 ]
 LONG = ("decoder", "sps", "double_decoder")
