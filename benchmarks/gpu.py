@@ -95,7 +95,7 @@ COMPILING = [
     *(compiling(f"{mask}-lengths", ATTENTION, "--masks", mask, "--lengths", *OTHER_LENGTHS) for mask in MASKS),
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
-AT_ONCE = 20
+AT_ONCE = 21
 """Parts of the first phase at a time: all of them, on 16 cores. Together they take about 100 GB of device memory."""
 BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
     # One process each: an error that breaks the device breaks it for the rest of its process.
