@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tandem.analysis.analysis import Analysis, chosen_documents
 from tandem.corpus import IGNORE, Batch, scoring_rows
-from tandem.networks.context_ready import ContextReady
+from tandem.networks.context_ready import ContextReady, movement
 from tandem.networks.correction import Passes
 from tandem.recipe import Settings, register
 from tandem.training.run import Run
@@ -39,17 +39,18 @@ COLUMNS: tuple[Passes, ...] = (1, 2, 3, 5, 10, "stream")
 
 @torch.no_grad()
 def movements(network: ContextReady, batch: Batch, passes: int) -> Tensor:
-    """(K, T): max over rows and channels of |c(k) - c(k-1)|, k = 1 .. K, in the dtype of the weights."""
+    """(K, T): max over rows and channels of |c(k) - c(k-1)|, k = 1 .. K, in the dtype of the weights; of a row whose
+    movement is no more than rounding: 0."""
     e = network.wrapped.placed(network.embed(batch.tokens), batch)
     moved, before = [], torch.zeros_like(e)
     for c in islice(network.corrections(e, network.wrapped.reader(e, batch), batch.starts), passes):
-        moved.append((c - before).abs().amax((0, 2)))
+        moved.append(movement(e, c, before).amax(0))
         before = c
     return torch.stack(moved).cpu()
 
 
 def last_ratio(delta_K: np.ndarray, tolerance: float = 0.0) -> float:
-    """rho at the last pass that moves anything by more than `tolerance`, below which rounding moves it; 0 if none."""
+    """rho at the last pass that moves anything by more than `tolerance`; 0 if none."""
     moving = np.flatnonzero(delta_K[1:] > tolerance)
     return float(delta_K[moving[-1] + 1] / delta_K[moving[-1]]) if len(moving) else 0.0
 

@@ -49,6 +49,8 @@ class BoundaryDecoder(Decoder):
         sentences: Literal["tokens", "gist"] | None = "tokens"
         """tokens: boundaries are tokens like any other; gist: of earlier sentences, only the ends are read; null: no
         boundaries."""
+        moe: None = None
+        """Mixtures of experts are not supported: rows are padded, and padding would count in their balance."""
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -185,8 +185,7 @@ class ContextReady(Network):
         c, moving, K = torch.zeros_like(e), e.new_ones(e.shape[:2], dtype=torch.bool), 1
         while K <= T and moving.any():
             new = self.next(e, c, reader, first)
-            rounding = 2 * torch.finfo(compute_dtype(e)).eps * (e + new).abs().amax(-1)
-            moved = moving & ((new - c).abs().amax(-1) > rounding.clamp_min(self.config.tolerance))
+            moved = moving & (movement(e, new, c) > self.config.tolerance)
             c = torch.where(moving[..., None], new, c)
             count = moved.cumsum(1)
             moving = moving & (count > (count - moved.long()).gather(1, begins))
@@ -325,6 +324,12 @@ class ContextReadySession:
 def plus(e: Tensor, c: Tensor | None) -> Tensor:
     """e + c, where c = None stands for 0."""
     return e if c is None else e + c
+
+
+def movement(e: Tensor, c: Tensor, before: Tensor) -> Tensor:
+    """(B, T): max over channels of |c - before|; 0 where it is no more than rounding of e + c."""
+    moved, rounding = (c - before).abs().amax(-1), 2 * torch.finfo(compute_dtype(e)).eps * (e + c).abs().amax(-1)
+    return moved.where(moved > rounding, 0)
 
 
 def _first(starts: Tensor, device: torch.device) -> Tensor:

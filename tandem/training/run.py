@@ -45,8 +45,8 @@ class BatchShape:
         context: int = Field(256, ge=2)
         """T, tokens of a row."""
         micro_batches: int = Field(1, ge=1)
-        """Pieces that a step is cut into, one in memory at a time; changes nothing but rounding, and
-        which masks are drawn for dropout (gestalt)."""
+        """Pieces that a step is cut into, one in memory at a time; changes nothing but rounding,
+        which masks are drawn for dropout (gestalt), and the balance loss of experts."""
 
     @classmethod
     def check(cls, recipe: Recipe):

@@ -52,6 +52,16 @@ def test_nothing_moves_after_as_many_passes_as_there_are_tokens():
     assert (moved[7:] == 0).all() and moved[5].max() > 0
 
 
+@pytest.mark.parametrize("tolerance", [0.0, 1e-7])
+def test_rounding_is_no_movement(tolerance):
+    network, batch = halving().float(), pack([[document(64, 1)]])
+    with torch.no_grad():
+        network.wrapped.table.weight.normal_(generator=torch.Generator().manual_seed(1))
+    delta = movements(network, batch, passes=40).numpy().max(1)
+    assert last_ratio(delta, tolerance) == pytest.approx(0.5, abs=0.1)
+    assert passes_needed(delta, tolerance) in range(20, 26)  # 0.5 ** 23 is 1.2e-7
+
+
 def test_a_batch_moves_as_far_as_the_row_that_moves_most():
     network = Case("", ContextReady, ContextReady.Config(width=32, heads=4, depth=1)).build()
     texts = [document(8, seed) for seed in (1, 2, 3)]

@@ -8,6 +8,7 @@ from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.boundary_decoder import BoundaryDecoder, gist_spans
 from tandem.nn.spans import readable
+from tandem.recipe import UserError, load
 from tandem.testing.cases import CONTEXT, VOCABULARY, Case
 
 END, BEGIN = VOCABULARY, VOCABULARY + 1
@@ -27,6 +28,11 @@ def batch() -> BoundaryBatch:
     tokens = torch.tensor([TEXT])
     targets = torch.cat((tokens[:, 1:], torch.full((1, 1), IGNORE)), 1)
     return BoundaryBatch(tokens, targets, STARTS, sentences=SENTENCES)
+
+
+def test_experts_are_refused_as_padding_would_count_in_their_balance():
+    with pytest.raises(UserError, match=r"network\.moe"):
+        load("decoder/boundaries_tiny", ["network.moe={experts: 4, active: 2}", "network.mlp_width=24"])
 
 
 def test_three_sentences_by_hand():
