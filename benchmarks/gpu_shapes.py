@@ -3,20 +3,22 @@
     python benchmarks/gpu.py --shapes --out FOLDER        compiles side by side, then times
     python benchmarks/gpu_shapes.py --out shapes.jsonl [--masks causal] [--widths 64] [--rounds 10] [--tiny]
 
-One kernel is varied at a time; a forward is timed alone, a backward with the other kernel's shipped tiles. Without
-documents, T 4,096, 16,384 tokens a call, 768 channels, bfloat16. The result of a candidate is compared with
-that of the shipped tiles: `off` is the largest difference over the largest value.
+One kernel is varied at a time; a forward is timed alone, the gradient of keys as a backward in one walk, the gradient
+of queries as one in two walks, with the shipped tiles of the other kernel. Without documents, T 4,096, 16,384 tokens a
+call, 768 channels, bfloat16. The result of a candidate is compared with that of the shipped tiles: `off` is the largest
+difference over the largest value.
 
 Candidates are shapes that fit in registers, or nearly, with two or three programs on a multiprocessor instead of one.
 The best go into `HALF` of tandem/nn/attention_triton.py.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_attention import DEVICE, MASKS, documents
+from gpu_attention import DEVICE, MASKS, documents, in_two_walks
 from machine import append, header, machine, options_of, time_arms
 from torch import Tensor
 
@@ -74,7 +76,8 @@ def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> It
     for kernel, given in enumerate(CANDIDATES[64 if D < 64 else D]):
         for shape in (shipped[kernel], *map(Shape._make, given[:1] if D < 64 else given)):
             name = f"{KERNELS[kernel]} {','.join(map(str, shape))}"
-            yield name, lambda kernel=kernel, shape=shape: with_tiles(kernel, shape)
+            arm = partial(with_tiles, kernel, shape)
+            yield name, in_two_walks(arm) if KERNELS[kernel] == "gradient of queries" else arm
 
 
 def off(found: tuple[Tensor, ...], shipped: tuple[Tensor, ...]) -> float:

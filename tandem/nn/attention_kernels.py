@@ -13,8 +13,12 @@ every key that is loaded. The gradient of keys is the same loop on the transpose
 contiguous, too, and both ends of their range move forward with j. In decoding there are few queries and many keys: a
 program takes a share of the keys for all heads that read them, and a second kernel combines the shares.
 
-Exponentials are taken to base 2, which is one instruction; sums and accumulators are float32. Every element of a
-result is written by one program, which adds in a fixed order, so results are bitwise the same in every run.
+The backward has two forms. In one walk (AT_ONCE), the kernel of keys also makes the gradient of queries, whose parts it
+adds up in memory in whatever order its programs run: 5 products for a pair of query and key. In two walks, a kernel of
+its own makes the gradient of queries: 7 products, but every element of a result is written by one program, which adds
+in a fixed order, so results are bitwise the same in every run, as those of the forward and of decoding always are.
+
+Exponentials are taken to base 2, which is one instruction; sums and accumulators are float32.
 
 Tuples, one entry per group or source, are unrolled by the compiler. Strides come in threes: row, head, position; the
 channels of a tensor are contiguous. BLOCK_D is D rounded up to a power of two.
@@ -188,8 +192,24 @@ def forward_kernel(
 
 
 @triton.jit
+def terms_kernel(
+    y, dy, lse, terms, T, B, H, y_strides, dy_strides,
+    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """What a gradient needs of every query: terms (2, GROUPS, B, H, T), the log-sum-exp to base 2 and the sum of y dy,
+    of one tile of queries; grid (tiles, H, B)."""
+    b, h, group, i, _, _ = tile_of_queries(T, GROUPS, BLOCK_M)
+    here = (i < T) & (group < GROUPS)
+    out = load_groups(y, y_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
+    gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
+    line = ((group * B + b) * H + h) * T + i
+    tl.store(terms + line, tl.load(lse + line, mask=here, other=0.0) * LOG2_E, mask=here)
+    tl.store(terms + GROUPS * B * H * T + line, tl.sum(out * gradient, 1), mask=here)
+
+
+@triton.jit
 def gradient_of_queries(
-    dq, q, dy, lse, delta, k, v, k_stride, v_stride, lo, hi, start, end, before, full, blocks, to_base_2,
+    dq, q, dy, sums, delta, k, v, k_stride, v_stride, lo, hi, start, end, before, full, blocks, to_base_2,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Adds to dq, not yet scaled, the contribution of a source's keys."""
@@ -197,7 +217,7 @@ def gradient_of_queries(
         j = start + nth_block(n, before, full, MASKED) * BLOCK_N + tl.arange(0, BLOCK_N)
         keys = load_tile(k, k_stride, j, end, MASKED, D, BLOCK_D)
         values = load_tile(v, v_stride, j, end, MASKED, D, BLOCK_D)
-        p = tl.exp2(tl.dot(q, tl.trans(keys), input_precision="ieee") * to_base_2 - lse[:, None])
+        p = tl.exp2(tl.dot(q, tl.trans(keys), input_precision="ieee") * to_base_2 - sums[:, None])
         if MASKED:
             p = tl.where((lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None]), p, 0.0)
         ds = p * (tl.dot(dy, tl.trans(values), input_precision="ieee") - delta[:, None])
@@ -207,21 +227,19 @@ def gradient_of_queries(
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, y, dy, dq, lse, delta, bounds, to_hi, to_row, T, B, H, heads_per_key, to_base_2, scale,
-    q_strides, k_strides, v_strides, y_strides, dy_strides, dq_strides,
+    q, k, v, dy, dq, terms, bounds, to_hi, to_row, T, B, H, heads_per_key, to_base_2, scale,
+    q_strides, k_strides, v_strides, dy_strides, dq_strides,
     GROUPS: tl.constexpr, SOURCES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries, and delta = sum of y dy, which the gradient of keys needs; grid (tiles, H, B)."""
+    """dq of one tile of queries; grid (tiles, H, B)."""
     b, h, group, i, first, last = tile_of_queries(T, GROUPS, BLOCK_M)
     here, key_head = (i < T) & (group < GROUPS), h // heads_per_key
     queries = load_groups(q, q_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
     gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
-    out = load_groups(y, y_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
     line = ((group * B + b) * H + h) * T + i
-    of_row = tl.sum(out.to(tl.float32) * gradient.to(tl.float32), 1)
-    tl.store(delta + line, of_row, mask=here)
-    sums = tl.load(lse + line, mask=here, other=0.0) * LOG2_E
+    sums = tl.load(terms + line, mask=here, other=0.0)
+    delta = tl.load(terms + GROUPS * B * H * T + line, mask=here, other=0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for s in tl.static_range(SOURCES):
         at = bounds + b * to_row + s * GROUPS * T
@@ -233,10 +251,8 @@ def query_gradient_kernel(
         k_stride, v_stride = k_strides[3 * s + 2], v_strides[3 * s + 2]
         for is_full in tl.static_range(2):
             acc = gradient_of_queries(
-                acc, queries, gradient, sums, of_row, keys, values, k_stride, v_stride, lo, hi, start, end, before,
-                full,
-                blocks,
-                to_base_2, not is_full, D, BLOCK_D, BLOCK_N,
+                acc, queries, gradient, sums, delta, keys, values, k_stride, v_stride, lo, hi, start, end, before,
+                full, blocks, to_base_2, not is_full, D, BLOCK_D, BLOCK_N,
             )  # fmt: skip
     for g in tl.static_range(GROUPS):
         at = dq[g] + b * dq_strides[3 * g] + h * dq_strides[3 * g + 1]
@@ -248,8 +264,9 @@ def query_gradient_kernel(
 
 @triton.jit
 def gradient_of_keys(
-    dk, dv, k, v, q, dy, lse, delta, q_stride, dy_stride, lo, hi, start, end, before, full, blocks, to_base_2,
-    MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    dk, dv, k, v, q, dy, dq, sums, delta, q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
+    to_base_2, MASKED: tl.constexpr, AT_ONCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Adds the contribution of one head's queries; lo, hi bound the queries that read each key."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
@@ -257,25 +274,32 @@ def gradient_of_keys(
         queries = load_tile(q, q_stride, i, end, MASKED, D, BLOCK_D)
         gradient = load_tile(dy, dy_stride, i, end, MASKED, D, BLOCK_D)
         if MASKED:
-            sums, of_row = tl.load(lse + i, mask=i < end, other=0.0), tl.load(delta + i, mask=i < end, other=0.0)
+            of_row, dot = tl.load(sums + i, mask=i < end, other=0.0), tl.load(delta + i, mask=i < end, other=0.0)
         else:
-            sums, of_row = tl.load(lse + i), tl.load(delta + i)
-        p = tl.exp2(tl.dot(k, tl.trans(queries), input_precision="ieee") * to_base_2 - (sums * LOG2_E)[None, :])
+            of_row, dot = tl.load(sums + i), tl.load(delta + i)
+        p = tl.exp2(tl.dot(k, tl.trans(queries), input_precision="ieee") * to_base_2 - of_row[None, :])
         if MASKED:
             p = tl.where((lo[:, None] <= i[None, :]) & (i[None, :] < hi[:, None]), p, 0.0)
         dv = tl.dot(p.to(gradient.dtype), gradient, dv, input_precision="ieee")
-        ds = p * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - of_row[None, :])
-        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
+        ds = (p * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - dot[None, :])).to(queries.dtype)
+        dk = tl.dot(ds, queries, dk, input_precision="ieee")
+        if AT_ONCE:  # as channels x queries: a tile may have fewer queries than a matrix unit has rows
+            d = tl.arange(0, BLOCK_D)[:, None]
+            there = (i[None, :] < end) & (d < D) if MASKED or D < BLOCK_D else None
+            part = tl.dot(tl.trans(k), ds, input_precision="ieee")
+            tl.atomic_add(dq + i[None, :] * dq_stride + d, part, mask=there, sem="relaxed")
     return dk, dv
 
 
 @triton.jit
 def key_gradient_kernel(
-    q, k, v, dy, dk, dv, lse, delta, readers, to_hi, to_row, T, N, B, H, heads_per_key, to_base_2, scale,
-    q_strides, k_strides, v_strides, dy_strides, dk_strides, dv_strides,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, v, dy, dq, dk, dv, terms, readers, to_hi, to_row, T, N, B, H, heads_per_key, to_base_2, scale,
+    q_strides, k_strides, v_strides, dy_strides, dq_strides, dk_strides, dv_strides,
+    GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one source; grid (tiles, key heads, B)."""
+    """dk and dv of one tile of keys of one source and, AT_ONCE, what these add to dq, not yet scaled, which is float32
+    and begins as zeros; grid (tiles, key heads, B)."""
     first = tl.program_id(0) * BLOCK_N
     last = tl.minimum(first + BLOCK_N, N) - 1
     key_head, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -292,12 +316,15 @@ def key_gradient_kernel(
         for h in range(key_head * heads_per_key, (key_head + 1) * heads_per_key):
             queries = q[g] + b * q_strides[3 * g] + h * q_strides[3 * g + 1]
             gradient = dy[g] + b * dy_strides[3 * g] + h * dy_strides[3 * g + 1]
-            q_stride, dy_stride = q_strides[3 * g + 2], dy_strides[3 * g + 2]
-            line = ((g * B + b) * H + h) * T
+            to_queries = dq[g] + b * dq_strides[3 * g] + h * dq_strides[3 * g + 1]
+            q_stride, dy_stride, dq_stride = q_strides[3 * g + 2], dy_strides[3 * g + 2], dq_strides[3 * g + 2]
+            sums = terms + ((g * B + b) * H + h) * T
+            delta = sums + GROUPS * B * H * T
             for is_full in tl.static_range(2):
                 sum_k, sum_v = gradient_of_keys(
-                    sum_k, sum_v, keys, values, queries, gradient, lse + line, delta + line, q_stride, dy_stride,
-                    lo, hi, start, end, before, full, blocks, to_base_2, not is_full, D, BLOCK_D, BLOCK_M,
+                    sum_k, sum_v, keys, values, queries, gradient, to_queries, sums, delta,
+                    q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
+                    to_base_2, not is_full, AT_ONCE, D, BLOCK_D, BLOCK_M,
                 )  # fmt: skip
     store_tile(dk + b * dk_strides[0] + key_head * dk_strides[1], dk_strides[2], j, sum_k * scale, j < N, D, BLOCK_D)
     store_tile(dv + b * dv_strides[0] + key_head * dv_strides[1], dv_strides[2], j, sum_v, j < N, D, BLOCK_D)

@@ -1,4 +1,4 @@
-"""Attention over spans on CUDA with fused kernels (attention_kernels.py): forward, backward in two, and decoding.
+"""Attention over spans on CUDA with fused kernels (attention_kernels.py): forward, backward and decoding.
 
 The spans go to the device as they are, two integers per query. Where gradients are needed, their transpose goes with
 them: for every key, the contiguous queries that read it. No list of blocks and no mask is built.
@@ -7,10 +7,11 @@ them: for every key, the contiguous queries that read it. No list of blocks and 
     readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
 
 `attend` and its backward are PyTorch operators (`torch.ops.tandem`), with output shapes for tracing, a derivative and
-a FLOP count. The backward is deterministic by design: it uses no atomic additions.
+a FLOP count. The backward adds the gradient of queries up in float32, in any order; under
+`torch.use_deterministic_algorithms(True)`, it walks twice instead and gives the same bits in every run.
 
-Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; the FLOP count has only the needed pairs and
-10 D backward, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
+Cost: 4 D FLOPs forward and 10 D backward (14 D in two walks) for every pair of a visited tile; the FLOP count has only
+the needed pairs and 10 D, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
@@ -165,24 +166,37 @@ def attend_backward(
     scale: float,
 ) -> list[Tensor]:
     """The gradients of q, then of k, then of v."""
-    dy, q, k, v = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v))
+    dy, q, k, v, y = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v, y))
     dq, dk, dv = ([_empty_like(x) for x in xs] for xs in (q, k, v))
     (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
-    G, delta = k[0].shape[1], torch.empty_like(lse)
-    numbers = B, H, H // G, scale * _LOG2_E, scale
+    G, terms = k[0].shape[1], lse.new_empty(2, *lse.shape)
     _launch(
-        kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
-        tuple(q), tuple(k), tuple(v), tuple(y), tuple(dy), tuple(dq), lse, delta, *_located(bounds), T, *numbers,
-        *map(_strides, (q, k, v, y, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
+        kernels.terms_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
+        tuple(y), tuple(dy), lse, terms, T, B, H, *map(_strides, (y, dy)),
+        GROUPS=len(q), D=D, BLOCK_M=for_queries.queries,
     )  # fmt: skip
+    numbers, at_once = (B, H, H // G, scale * _LOG2_E, scale), not torch.are_deterministic_algorithms_enabled()
+    if at_once:
+        sums = [torch.zeros_like(x, dtype=torch.float32) for x in dq]
+    else:
+        sums = dq
+        _launch(
+            kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
+            tuple(q), tuple(k), tuple(v), tuple(dy), tuple(dq), terms, *_located(bounds), T, *numbers,
+            *map(_strides, (q, k, v, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
+        )  # fmt: skip
     for s, of_source in enumerate(readers):
         N = k[s].shape[2]
         if N:
             _launch(
                 kernels.key_gradient_kernel, (triton.cdiv(N, for_keys.keys), G, B), for_keys, q[0],
-                tuple(q), k[s], v[s], tuple(dy), dk[s], dv[s], lse, delta, *_located(of_source), T, N, *numbers,
-                *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])), GROUPS=len(q), D=D, **for_keys.blocks,
+                tuple(q), k[s], v[s], tuple(dy), tuple(sums), dk[s], dv[s], terms, *_located(of_source), T, N, *numbers,
+                *map(_strides, (q, [k[s]], [v[s]], dy, sums, [dk[s]], [dv[s]])),
+                GROUPS=len(q), AT_ONCE=at_once, D=D, **for_keys.blocks,
             )  # fmt: skip
+    if at_once:
+        for total, x in zip(sums, dq, strict=True):
+            torch.mul(total, scale, out=x)
     return [*dq, *dk, *dv]
 
 

@@ -2,6 +2,7 @@
 
 KERNELS = "tests/nn/test_attention_triton.py::test_triton_is_the_definition"
 DECODING = "tests/nn/test_attention_triton.py::test_decoding_in_shares_is_the_definition"
+SAME_BITS = "tests/nn/test_attention_triton.py::test_gradients_have_the_same_bits_in_every_run_where_that_is_asked_for"
 CAPTURED = "tests/networks/test_captured.py::test_a_fixed_session_says_what_a_session_says"
 
 # fmt: off
@@ -30,10 +31,27 @@ BUGS = {
         ("the gradient of the sum of weights is left out", KERNELS,
          "ds = p * (tl.dot(dy, tl.trans(values), input_precision=\"ieee\") - delta[:, None])",
          "ds = p * tl.dot(dy, tl.trans(values), input_precision=\"ieee\")"),
+        ("in one walk, the gradient of the sum of weights is left out", KERNELS,
+         'ds = (p * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - dot[None, :]))',
+         'ds = (p * tl.dot(v, tl.trans(gradient), input_precision="ieee"))'),
+        ("in one walk, a tile's last query is not added", KERNELS,
+         "there = (i[None, :] < end)", "there = (i[None, :] + 1 < end)"),
+        ("in one walk, the last sum replaces the others", KERNELS,
+         'tl.atomic_add(dq + i[None, :] * dq_stride + d, part, mask=there, sem="relaxed")',
+         "tl.store(dq + i[None, :] * dq_stride + d, part, mask=there)"),
+        ("the log-sum-exp goes on to base e", KERNELS,
+         "tl.load(lse + line, mask=here, other=0.0) * LOG2_E, mask=here)",
+         "tl.load(lse + line, mask=here, other=0.0), mask=here)"),
         ("shares overlap", DECODING,
          "end = tl.minimum(start + keys_per_share, end)", "end = end"),
     ],
     "nn/attention_triton.py": [
+        ("in one walk, the gradient of queries begins with ones", KERNELS,
+         "torch.zeros_like(x, dtype=torch.float32)", "torch.ones_like(x, dtype=torch.float32)"),
+        ("in one walk, the gradient of queries is not scaled", KERNELS,
+         "torch.mul(total, scale, out=x)", "torch.mul(total, 1, out=x)"),
+        ("it walks once though the same bits are asked for", SAME_BITS,
+         "not torch.are_deterministic_algorithms_enabled()", "True"),
         ("a key is read by a query that ends before it", KERNELS,
          "np.searchsorted(of_group, j, \"right\")", "np.searchsorted(of_group, j, \"left\")"),
         ("all rows have the documents of the first", KERNELS,
