@@ -32,15 +32,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 HERE = Path(__file__).parent
-NEEDED = (
-    "pydantic",
-    "pydantic_core",
-    "annotated_types",
-    "typing_inspection",
-    "typing_extensions",
-    "yaml",
-    "tokenizers",
-)
+PYDANTIC = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions")
+"""Pydantic and what it needs, in matching versions."""
+NEEDED = (*PYDANTIC, "yaml", "tokenizers")
 """What importing tandem.networks needs besides torch and numpy."""
 WHEELS = {"yaml": "pyyaml"}
 TOTAL = 530
@@ -156,6 +150,8 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
     Raises: SystemExit naming the wheels that are not there.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if "pydantic" in missing:  # parts of it that are here may be too old
+        missing = [*PYDANTIC, *(name for name in missing if name not in PYDANTIC)]
     held = {wheel.name.split("-")[0].lower(): wheel for wheel in wheels.glob("*.whl")}
     absent = [name for name in missing if WHEELS.get(name, name) not in held]
     if absent:

@@ -1,5 +1,6 @@
 """The script for CUDA machines runs here, too, at tiny sizes: every part writes its lines, and the page holds them."""
 
+import importlib.util
 import json
 import os
 import re
@@ -58,6 +59,22 @@ def test_missing_wheels_are_named(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(FOLDER), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 1 and "missing here: not_there." in done.stderr and "pip download" in done.stderr
+
+
+def test_without_pydantic_what_it_needs_comes_from_wheels_too(benchmarks, monkeypatch, tmp_path):
+    import gpu
+
+    for name in (*gpu.PYDANTIC, "pyyaml"):
+        (tmp_path / f"{name}-1.0-py3-none-any.whl").write_bytes(b"")
+    found, installed = importlib.util.find_spec, []
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name == "pydantic" else found(name))
+    monkeypatch.setattr(
+        gpu.subprocess, "run", lambda command: installed.extend(command) or SimpleNamespace(returncode=0)
+    )
+    gpu.provide(tmp_path, tmp_path)
+    assert [Path(word).name for word in installed if word.endswith(".whl")] == [
+        f"{name}-1.0-py3-none-any.whl" for name in gpu.PYDANTIC
+    ]
 
 
 def test_a_wheel_for_another_python_is_told_and_others_are_left_alone(tmp_path):
