@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -154,7 +155,7 @@ class Training:
                 stderr=self.errors,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches only the command, which passes it on once
-                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+                preexec_fn=partial(end_with_parent, signal.SIGTERM, os.getpid()),
             )
 
     def close(self) -> None:

@@ -217,7 +217,8 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
     # Forked, because a spawned process would run a script without a main guard again. They run only Python, no threads.
     submit = lambda run: pool.submit(_lengths, config, _documents(store, config, *run))
     # They end with this process, however it ends, for they hold its locks as well.
-    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), end_with_parent, (signal.SIGKILL,)) as pool:
+    asked = signal.SIGKILL, os.getpid()
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), end_with_parent, asked) as pool:
         for run, found in in_turn(runs, submit, ahead=2 * cores):
             yield *run, *found
 

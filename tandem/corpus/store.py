@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -223,10 +224,12 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def end_with_parent(number: int) -> None:
-    """Asks Linux to send this process the signal `number` when the one that started it dies."""
+def end_with_parent(number: int, parent: int) -> None:
+    """Asks Linux to send this process the signal `number` when `parent`, which started it, dies; if it has, ends."""
     parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     ctypes.CDLL(None).prctl(parent_death_signal, number)
+    if os.getppid() != parent:  # it died before Linux was asked
+        os._exit(1)
 
 
 @contextlib.contextmanager

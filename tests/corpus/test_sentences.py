@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers
 from tandem.corpus import Corpus, Segmentation, Tokenizer, prepare, segment
 from tandem.corpus import sentences as module
 from tandem.corpus.splitters import splitter
-from tandem.corpus.store import Store, StoreWriter
+from tandem.corpus.store import Store, StoreWriter, end_with_parent
 from tandem.recipe import UserError
 
 pytest.importorskip("pysbd")
@@ -108,6 +108,13 @@ def test_processes_end_with_the_one_that_is_killed(store, monkeypatch):
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(worker), signal.SIGKILL)
+
+
+def test_a_process_ends_if_its_parent_died_before_it_could_ask():
+    if not (pid := os.fork()):
+        end_with_parent(signal.SIGKILL, parent=os.getpid())  # which is not its parent
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def test_segmentations_lie_beside_one_store_and_are_made_once(store, monkeypatch):

@@ -29,6 +29,8 @@ BUGS = {
          "revision=self.revision, ", ""),
     ],
     "corpus/store.py": [
+        ("a process outlives the one that was killed as it began", "tests/corpus/test_sentences.py",
+         "if os.getppid() != parent:", "if False:"),
         ("documents may end anywhere if as many do", "tests/corpus/test_store.py",
          "ends != len(self) or (self.tokens[self.offsets[1:] - 1] != self.eos).any()", "ends != len(self)"),
     ],
@@ -42,7 +44,7 @@ BUGS = {
     ],
     "corpus/sentences.py": [
         ("processes outlive the one that is killed", "tests/corpus/test_sentences.py",
-         ", end_with_parent, (signal.SIGKILL,)", ""),
+         ", end_with_parent, asked", ""),
         ("the document end is not counted", "tests/corpus/test_sentences.py",
          "append=len(document.sizes) + 1", "append=len(document.sizes)"),
         ("the open sentence of a prompt is too short", "tests/networks/test_prompts_of_sentences.py",
