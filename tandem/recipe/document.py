@@ -138,7 +138,10 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above
         if isinstance(node, yaml.SequenceNode):
             return Node([convert(item, place(item.start_mark), above) for item in node.value], origin)
         if not isinstance(node, yaml.MappingNode):
-            return Node(_scalar(node.tag, node.value), origin)
+            try:
+                return Node(_scalar(node.tag, node.value), origin)
+            except ValueError:  # Python reads no more than sys.get_int_max_str_digits()
+                raise UserError(f"{origin}  {quoted}cannot be read: a number of {len(node.value)} digits") from None
         mapping: dict[str, Node] = {}
         for key, value in node.value:
             name, here = str(key.value), place(key.start_mark)

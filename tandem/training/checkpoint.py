@@ -253,9 +253,9 @@ def _in_silence() -> Iterator[None]:
 
 
 def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks) -> BaseException:
-    """The first error of `kind` among those of all processes, else `failed`, which holds all of them."""
+    """The first error of `kind`, or interrupt, among those of all processes, else `failed`, which holds all of them."""
     for error, _ in failed.failures.values():
-        if isinstance(error, kind):
+        if isinstance(error, (kind, KeyboardInterrupt)):
             if isinstance(error, UserError):
                 error.is_told_elsewhere = not ranks.is_first
             return error

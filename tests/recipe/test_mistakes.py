@@ -241,6 +241,7 @@ WRONG_OVERRIDES = {
     "network..depth=3": "override  network..depth=3: write section.key=value, such as network.depth=4",
     "corpus.texts=[a": "override  corpus.texts=[a: cannot be read: while parsing a flow sequence "
     "expected ',' or ']', but got '<stream end>'",
+    "seed=" + "9" * 5000: f"override  seed={'9' * 5000}: cannot be read: a number of 5000 digits",
     "corpus.shares={a: 1, a: 2}": "override  corpus.shares.a: written twice, first at override",
     "extends=other": "override  extends=other: a recipe says in its file what it extends",
     "budget=3 day": f'override  budget = "3 day": unknown unit "day"; {UNITS}',

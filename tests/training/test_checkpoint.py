@@ -212,6 +212,16 @@ def test_a_disk_that_fails_in_any_flush_is_reported_and_leaves_a_whole_checkpoin
     require_sound(folder, found, {1} if flush < 5 else {1, 2})  # the last comes after the rename
 
 
+@pytest.mark.parametrize("flush", range(6))
+def test_an_interrupt_in_any_flush_stays_one_and_leaves_a_whole_checkpoint(stages, monkeypatch, flush):
+    folder, found = stages
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=[*[None] * flush, *[KeyboardInterrupt] * 2]))
+    with pytest.raises(KeyboardInterrupt):
+        save(folder, 2, *found[2], PROGRESS, keep=1)
+    monkeypatch.undo()
+    require_sound(folder, found, {1} if flush < 5 else {2})
+
+
 def test_the_first_save_can_fail_too(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: os.stat(tmp_path / "nothing"))
     with pytest.raises(SaveFailed, match="none stands yet"):
