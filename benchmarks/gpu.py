@@ -89,8 +89,8 @@ COMPILING = [
     *(compiling(f"{mask}-lengths", ATTENTION, "--masks", mask, "--lengths", *OTHER_LENGTHS) for mask in MASKS),
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
-AT_ONCE = 21
-"""Parts of the first phase at a time: all of them, on 16 cores. Together they take about 100 GB of device memory."""
+PART_GIB = 5
+"""Device memory of a part of the first phase; all 21 of them, on 16 cores, take about 100 GB together."""
 BENCHMARKS = [  # together 400 seconds: compiling and the tests get what is left
     # One process each: an error that breaks the device breaks it for the rest of its process.
     Part("attention-causal", 45, [ATTENTION, "--masks", "causal"]),
@@ -131,10 +131,10 @@ def main() -> int:
                 environment["TRITON_INTERPRET"] = "1"
             verdicts = [run([part], out, environment, 1200)[0] for part in TINY]
         else:
-            require_cuda(environment)
+            at_once = max(1, int(device_gib(environment) / PART_GIB))
             many = environment | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
             first, then = (COMPILING_SHAPES, [Part("shapes", 200, [SHAPES])]) if options.shapes else (FIRST, BENCHMARKS)
-            verdicts = run(first, out, many, left() - sum(part.seconds for part in then), AT_ONCE)
+            verdicts = run(first, out, many, left() - sum(part.seconds for part in then), at_once)
             for n, part in enumerate(then):
                 seconds = left() - sum(later.seconds for later in then[n + 1 :])
                 verdicts += run([part._replace(seconds=max(part.seconds, seconds))], out, environment, left())
@@ -171,14 +171,18 @@ def provide(wheels: Path, site: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def require_cuda(environment: dict[str, str]) -> None:
-    """Raises: SystemExit without a CUDA device, or where tandem.networks cannot be imported."""
-    code = "import torch, tandem.networks; print(torch.cuda.is_available())"
+def device_gib(environment: dict[str, str]) -> float:
+    """Memory of the CUDA device. Raises: SystemExit without one, or where tandem.networks cannot be imported."""
+    code = (
+        "import torch, tandem.networks\n"
+        "print(torch.cuda.get_device_properties(0).total_memory / 2**30 if torch.cuda.is_available() else 0)"
+    )
     asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     if asked.returncode:
         sys.exit(asked.stderr[-2000:])
-    if "True" not in asked.stdout:
+    if not (gib := float(asked.stdout.split()[-1])):
         sys.exit("no CUDA device here; --tiny runs the same at tiny sizes, the other scripts of this folder on a CPU")
+    return gib
 
 
 def run(parts: list[Part], out: Path, environment: dict[str, str], seconds: float, at_once: int = 1) -> list[dict]:

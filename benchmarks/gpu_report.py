@@ -23,6 +23,7 @@ def write_report(folder: Path, verdicts: Lines) -> str:
         "# Measured on " + str(machine.get("device", "no machine")),
         ", ".join(f"{key} {value}" for key, value in machine.items() if key != "device"),
         table(("part", "verdict", "s"), ([v["name"], v["verdict"], v["seconds"]] for v in verdicts)),
+        "## Arms that failed\n\n" + (failed_table(lines) or "None."),
         "## Goals\n\n" + table(("goal", "asked", "measured", "reached"), goals(of)),
         "## Attention, forward and backward, ms\n\n" + attention_table(of.get("attention", [])),
         "## Lines for tandem/nn/measured.py\n\n```python\n" + "\n".join(speeds(of, machine)) + "\n```",
@@ -38,6 +39,16 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     titles = list(titles)
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join("| " + " | ".join("" if x is None else str(x) for x in line) + " |" for line in lines)
+
+
+def failed_table(lines: Lines) -> str | None:
+    """Every line and arm without a number, and its error: a part passes also where some of its arms fail."""
+    rows = []
+    for line in lines:
+        of = ", ".join(str(x) for key, x in line.items() if isinstance(x, str | int) and key not in ("part", "failed"))
+        arms = {"": line} | line.get("arms", {})
+        rows += [[line["part"], of, arm, x["failed"]] for arm, x in arms.items() if "failed" in x]
+    return table(("part", "of", "arm", "error"), rows) if rows else None
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------

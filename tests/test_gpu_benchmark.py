@@ -118,6 +118,31 @@ def test_an_arm_that_breaks_the_device_leaves_what_was_timed_before_it(benchmark
     assert timed["first"]["ms"] >= 0
 
 
+def test_arms_without_a_number_are_named_with_their_errors(benchmarks, tmp_path):
+    from gpu_report import write_report
+
+    attention = {"part": "attention", "T": 64, "D": 32, "mask": "causal", "documents": "none"}
+    lines = [
+        attention | {"arms": {"flex": {"ms": 1.5, "quartiles": [1.0, 2.0]}, "triton": {"failed": "RuntimeError: odd"}}},
+        {"part": "steps", "network": "sps", "backend": "flex", "failed": "ValueError: no"},
+        {"part": "steps", "network": "decoder", "backend": "flex", "ms": 2.0},
+    ]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    failed = write_report(tmp_path, []).split("## Arms that failed\n\n")[1].split("\n\n")[0].splitlines()
+    assert failed[2:] == [
+        "| attention | 64, 32, causal, none | triton | RuntimeError: odd |",
+        "| steps | sps, flex |  | ValueError: no |",
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says that there is no CUDA device")
+def test_without_a_device_the_script_says_what_runs_here(benchmarks):
+    import gpu
+
+    with pytest.raises(SystemExit, match="no CUDA device here; --tiny"):
+        gpu.device_gib(gpu.provide(FOLDER, FOLDER))
+
+
 def test_parts_run_side_by_side_until_their_time_is_up(benchmarks, tmp_path):
     import gpu
 
