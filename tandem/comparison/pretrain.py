@@ -69,9 +69,11 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
 
 
 def plan(recipe: Recipe) -> str:
-    """What `pretrain` would do, its cost and duration, and where every value of the recipe comes from."""
-    run = Run(recipe, prepared(recipe))
-    run.require_steps()
+    """What `pretrain` would do, its cost and duration, and where every value of the recipe comes from.
+
+    Raises: UserError wherever training would refuse the recipe.
+    """
+    run = require_samples(built(recipe, None, ALONE, fresh=True))
     lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
     values = columns((key, f"{value}  ({origin})") for key, value, origin in recipe.table())
     return "\n".join([*lines, "", values])

@@ -92,8 +92,9 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpu
         ([*small_corpus, "start.run=nowhere"], ["start.run = nowhere: no run here"]),
     ):
         given = [*SMALL, "budget=3 steps", f"start.run={plain}", *changes]
-        done = tandem("train", "decoder/tiny", "--run", "new", "--runs", tmp_path, *given)
-        assert done.exit_code == 2 and all(word in done.stderr for word in words), done.output
+        for command in (["plan"], ["train", "--run", "new", "--runs", tmp_path]):
+            done = tandem(*command, "decoder/tiny", *given)
+            assert done.exit_code == 2 and all(word in done.stderr for word in words), done.output
         assert not (tmp_path / "new").exists()
 
 
