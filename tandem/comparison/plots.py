@@ -22,11 +22,11 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
         return
     judged = [record for record in records if record["kind"] == "likelihood"]
     tokens = [record["tokens"] for record in steps]
-    names = [next(iter(record["terms"])) for record in steps]
-    losses = [record["terms"][name] for record, name in zip(steps, names, strict=True)]
+    losses = [next(iter(record["terms"].values())) for record in steps]
     with picture(path) as axes:
         axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
-        axes.plot(tokens, smoothed_by_name(names, losses), "C0", linewidth=1.6, label=f"{name}, training")
+        means = smoothed_by_phase([record["phase"] for record in steps], losses)
+        axes.plot(tokens, means, "C0", linewidth=1.6, label=f"{name}, training")
         if judged:
             numbers = [0, *(record["step"] for record in steps)]
             at = np.interp([record["step"] for record in judged], numbers, [0, *tokens])
@@ -38,9 +38,9 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
         axes.legend(frameon=False)
 
 
-def smoothed_by_name(names: Sequence[str], losses: Sequence[float]) -> np.ndarray:
-    """`losses` smoothed, separately for each stretch of steps whose loss has one name."""
-    cuts = [place for place in range(1, len(names)) if names[place] != names[place - 1]]
+def smoothed_by_phase(phases: Sequence[int], losses: Sequence[float]) -> np.ndarray:
+    """`losses` smoothed, separately for the steps of each phase."""
+    cuts = [place for place in range(1, len(phases)) if phases[place] != phases[place - 1]]
     return np.concatenate([smoothed(part) for part in np.split(np.array(losses, dtype=float), cuts)])
 
 

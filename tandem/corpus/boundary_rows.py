@@ -68,8 +68,12 @@ class BoundaryRows(PackedRows):
     def __init__(self, store: Store, seed: int, rows: int, context: int):
         super().__init__(store, seed, rows, context)
         self.store, self.row_tokens = store, context
-        boundaries = 2 * sentences_of(store).manifest.sentences - len(store)
-        self.context = round(context * (1 + boundaries / len(store.tokens)))
+        boundaries = 2 * np.diff(sentences_of(store).firsts) - 1  # of each document
+        per_token = (
+            share * boundaries[source.documents].sum() / source.tokens
+            for share, source in zip(self.order.shares, self.order.sources, strict=True)
+        )
+        self.context = round(context * (1 + sum(per_token)))
         """Mean of T, which is what a row costs. A row reads `row_tokens` tokens of text."""
 
     @property

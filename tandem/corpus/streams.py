@@ -114,7 +114,7 @@ class SentenceStreams:
 
     def __init__(self, store: Store, seed: int, rows: int, context: int, settings: Streams):
         self.store, self.sentences, self.order = store, sentences_of(store), Order(store, seed)
-        self.rows, self.context, self.settings, self.steps = rows, context, settings, 0
+        self.rows, self.settings, self.steps = rows, settings, 0
         if len(self.order.sources) > 1:
             raise UserError(
                 "corpus.texts: sentence streams go by epochs, which a mixture has not; write texts as a list"
@@ -123,6 +123,8 @@ class SentenceStreams:
         """D."""
         self.per_epoch = max(1, (2 * self.tokens + rows * context) // (2 * rows * context))
         """E = floor(D / tokens of a step + 1/2)."""
+        self.context = max(1, round(self.tokens / (self.per_epoch * rows)))
+        """Mean tokens of a row, which is what it costs: E steps share the text evenly."""
 
     def of_run(self, steps: int) -> "SentenceStreams":
         """The same streams for a run of this many steps, to which settings given as a share of the run refer."""

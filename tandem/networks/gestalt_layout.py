@@ -158,6 +158,8 @@ class Layout:
         self.step = np.arange(len(self.lengths)) - np.repeat(self.first, self.counts)
         """The sentence step of each sentence."""
         self.sentences = self._by_step() if recurrent else self._all_at_once()
+        self._thoughts = np.cumsum([0, *(len(of) for of in self.sentences[1:])])
+        """Thoughts made before each step, counting only those that a next sentence reads."""
         self.reads_thoughts = recurrent and memory > 0
         self.steps = [self._rows([t], ends=True) for t in range(len(self.sentences))]
         self.widths = [len(of) for of in self.sentences]
@@ -228,14 +230,13 @@ class Layout:
         )
 
     def _windows(self, group: list[int]) -> np.ndarray:
-        """Thoughts are numbered step by step, counting only those that a next sentence reads."""
+        """Thoughts are numbered step by step."""
         most = max(self.filled(t) for t in group)
-        begins = np.cumsum([0, *(len(of) for of in self.sentences[1:])])
         found = []
         for t in group:
             R, n = len(self.sentences[t]), self.filled(t)
             window = np.zeros((R, most), dtype=np.int64)
-            window[:, :n] = np.arange(R)[:, None] + begins[t - n : t]
+            window[:, :n] = np.arange(R)[:, None] + self._thoughts[t - n : t]
             found.append(window)
         return np.concatenate(found)
 

@@ -48,7 +48,7 @@ class Display:
         self.pause = 0.1 if watched else pause
         self.now = now
         self.shown_at = float("-inf")
-        self.smoothed, self.smoothing = Smoothed(), ""
+        self.smoothed, self.phase = Smoothed(), 0
         self.waiting = ""
         """The newest line, until it is printed to the scrollback."""
 
@@ -57,9 +57,9 @@ class Display:
             if text:
                 self._print(f"{record['kind']:<11} {text}")
             return
-        name, loss = next(iter(record["terms"].items()))
-        if name != self.smoothing:  # a loss over bags says nothing about one over tokens
-            self.smoothed, self.smoothing = Smoothed(), name
+        loss = next(iter(record["terms"].values()))
+        if record["phase"] != self.phase:  # a loss over bags says nothing about one over tokens
+            self.smoothed, self.phase = Smoothed(), record["phase"]
         self.waiting = progress_line(record, self.smoothed(loss))
         if record["step"] == record["steps"]:
             self.close()

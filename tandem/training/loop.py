@@ -96,6 +96,7 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
     return Step(
         step=done,
         steps=run.steps,
+        phase=run.view.at(done - 1).first,
         terms=taken.means(),
         norm=float(taken.norm),
         lr=taken.lr,
@@ -103,7 +104,7 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         flops=flops,
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
-        seconds_left=seconds * (run.flops(run.steps) - flops) / (flops - run.flops(done - 1)),  # phases differ in cost
+        seconds_left=seconds * (run.flops(run.steps) - flops) / (run.share(done - 1) * (flops - run.flops(done - 1))),
         memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,

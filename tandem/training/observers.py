@@ -27,7 +27,7 @@ CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "sec
 class Step:
     """One optimisation step, as the loop reports it.
 
-    step: steps finished.  steps: of the whole run.
+    step: steps finished.  steps: of the whole run.  phase: the first step of the phase (objectives/phases.py).
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
     tokens_per_second: of this step.  seconds_left: for the remaining FLOPs at the current speed.
@@ -37,6 +37,7 @@ class Step:
 
     step: int
     steps: int
+    phase: int
     terms: dict[str, float]
     norm: float
     lr: float

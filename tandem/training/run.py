@@ -185,6 +185,11 @@ class Run:
         """FLOPs spent on training before `step`."""
         return self._flops(self.view, step)
 
+    def share(self, step: int) -> float:
+        """FLOPs of a step over those of the mean step of its phase: some networks draw how much a step computes."""
+        phase, drawn = self.view.at(step), self.network.cost_of(self.batches(step)[0])
+        return phase.flops(drawn, 1) / phase.flops(self.cost, 1)
+
     def place(self, step: int) -> str:
         """What a step reads, in words."""
         return f"tokens {self.tokens(step):,} to {self.tokens(step + 1):,} of the text in its order"

@@ -46,16 +46,10 @@ def measure(scratch: "Run") -> Speed:
         take_step(scratch, step)
         finish(scratch.device.value)
         taken += scratch.ranks.largest(time.perf_counter() - began)  # the same in all, or one would take a step alone
-        mean.append(taken[-1] / _share(scratch, step))
+        mean.append(taken[-1] / scratch.share(step))
     ahead = [phase for phase in scratch.view.phases if phase.first < max(1, scratch.steps)]
     if largest := max(ahead, key=lambda phase: phase.flops(scratch.cost, 1)).first:
         take_step(scratch, largest)  # a later phase that holds more
     (memory,) = scratch.ranks.largest(peak_memory(scratch.device.value))
     step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]
     return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1))
-
-
-def _share(run: "Run", step: int) -> float:
-    """FLOPs of a step over those of the mean step."""
-    phase, drawn = run.view.at(step), run.network.cost_of(run.batches(step)[0])
-    return phase.flops(drawn, 1) / phase.flops(run.cost, 1)

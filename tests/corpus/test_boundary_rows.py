@@ -79,6 +79,15 @@ def test_an_epoch_asks_every_token_and_boundary_once(store, rows, context):
     assert len(store) * (passes - 1) <= first <= len(store) * (passes + 1)
 
 
+def test_a_row_is_as_long_as_what_its_sources_give_it(store_of):
+    """Nine tenths of a mixture come in documents of one sentence, which are the smallest part of the text."""
+    store = store_of([4] * 10 + [400] * 3, {"short": 0.9, "long": 0.1}, [0] * 10 + [1] * 3)
+    store.segmentation = Segmentation(splitter="every", every=20)
+    view = BoundaryRows(store, seed=1, rows=1, context=100)
+    read = [sum(len(piece.tokens) for piece in view._pieces(100 * row)) for row in range(200)]
+    assert view.context == pytest.approx(np.mean(read), abs=1)
+
+
 def test_parts_are_runs_of_the_rows(store):
     view = BoundaryRows(store, 2, 4, 16)
     whole, parts = view.batch(1), [view.batch(1, part, 2) for part in range(2)]

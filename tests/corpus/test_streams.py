@@ -193,6 +193,15 @@ def test_the_tokens_that_are_scored_are_those_of_the_packed_view(store):
         assert ((s.document[0] >= 0) & (s.index[0] < 0) <= (s.batch.targets[0] == store.vocabulary)).all()
 
 
+@pytest.mark.parametrize(("rows", "context"), [(2, 32), (10, 24), (10, 40), (20, 30), (100, 100)])
+def test_rows_of_the_mean_length_are_what_an_epoch_holds(store, rows, context):
+    """Of one to ten steps, which share the text evenly, whatever the tokens of a step were meant to be."""
+    view = view_of(store, rows=rows, context=context)
+    read = sum(len(view.batch(step).tokens) for step in range(view.per_epoch))
+    assert read == len(store.tokens)
+    assert abs(view.per_epoch * rows * view.context - read) <= view.per_epoch * rows / 2
+
+
 @pytest.mark.parametrize("context", [2, 7, 16, 100])
 def test_in_windows_the_same_is_asked_given_what_the_packed_view_would_have_read(store, context):
     asked = []

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 
-from tandem.comparison.plots import smoothed_by_name
+from tandem.comparison.plots import smoothed_by_phase
 from tandem.recipe import UserError
 from tandem.training.display import Display, Smoothed, clock, progress_bar, say, scaled, short
 from tandem.training.folder import RunFolder
@@ -27,6 +27,7 @@ from tandem.training.sinks import JsonLines
 STEP = Step(
     step=1200,
     steps=3815,
+    phase=0,
     terms={"nll": 3.412},
     norm=0.42,
     lr=6e-4,
@@ -140,7 +141,7 @@ def test_an_interrupted_record_ends_as_the_uninterrupted_one(tmp_path):
 
 def test_clock_keys_are_the_readings_of_a_step():
     assert {field.name for field in fields(Step)} - CLOCK_KEYS == {
-        *("step", "steps", "terms", "norm", "lr", "tokens", "flops", "spikes", "skipped")
+        *("step", "steps", "phase", "terms", "norm", "lr", "tokens", "flops", "spikes", "skipped")
     }
     assert {field.name for field in fields(Step)} >= CLOCK_KEYS - {"training_seconds"}  # of a likelihood
 
@@ -171,12 +172,12 @@ def test_the_line_of_a_step():
 
 def test_smoothing_starts_anew_where_a_step_is_asked_something_else():
     display, out = plain(pause=0.0)
-    for step, terms in enumerate(({"bag_nll": 9.0, "bag_kl": 8.0}, {"bag_nll": 7.0}, {"nll": 5.0}, {"nll": 4.0}), 1):
-        display.write(record(step=step, steps=4, terms=terms))
+    losses = {"bag_nll": 9.0, "bag_kl": 8.0}, {"bag_nll": 7.0}, {"nll": 5.0}, {"nll": 4.0}, {"nll": 6.0}
+    for step, (phase, terms) in enumerate(zip((0, 0, 2, 2, 4), losses, strict=True), 1):
+        display.write(record(step=step, steps=5, phase=phase, terms=terms))
     shown = re.findall(r"loss ([\d.]+) \(last", out.getvalue())
-    assert shown == ["9.000", "7.947", "5.000", "4.474"]
-    names = 100 * ["bag_nll"] + 100 * ["nll"]
-    assert smoothed_by_name(names, [5.0] * 100 + [3.0] * 100).tolist() == [5.0] * 100 + [3.0] * 100
+    assert shown == ["9.000", "7.947", "5.000", "4.474", "6.000"]
+    assert smoothed_by_phase(100 * [0] + 100 * [100], [5.0] * 100 + [3.0] * 100).tolist() == [5.0] * 100 + [3.0] * 100
 
 
 def test_spikes_stand_in_the_line_of_a_step():

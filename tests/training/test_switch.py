@@ -17,6 +17,7 @@ from tandem.training import checkpoint, speed
 from tandem.training.health import Stopped
 from tandem.training.loop import Taken, _event, take_step, train
 from tandem.training.parallel import Ranks
+from tandem.training.plan import page
 from tandem.training.run import Run
 from tandem.training.speed import Speed
 
@@ -202,6 +203,25 @@ def test_the_time_left_is_that_of_the_flops_left(make_run, bag_step, left):
         run.progress.step = step
         found.append(_event(run, taken, seconds=2.0).seconds_left)
     assert found == pytest.approx(left)
+
+
+def test_the_time_left_does_not_follow_what_a_step_draws(small_corpus):
+    """Steps of two to five passes, each as slow as its FLOPs say."""
+    recipe = load("context_ready/tiny", [*SIZE, *small_corpus, "network.passes=5", "budget=10 steps"])
+    run = Run(recipe, prepare(recipe.corpus))
+    taken = Taken({"nll": torch.tensor(1.0)}, {"nll": 1}, torch.tensor(1.0), 1e-3, None)
+    shares = [run.share(step) for step in range(8)]
+    assert max(shares) > 1.2 > 0.8 > min(shares)
+    for step, share in enumerate(shares):
+        run.progress.step = step + 1
+        assert _event(run, taken, seconds=2.0 * share).seconds_left == pytest.approx(2.0 * (9 - step))
+
+
+def test_the_speed_of_a_plan_is_that_of_the_first_phase(make_run):
+    """A budget in seconds is measured on the last one: there a step of 64 tokens takes half a second, in bags half."""
+    run = make_run("objective.until=2", "objective.bag_step=less_work")
+    told = page(run, Speed(step_seconds=0.5, start_seconds=0.0, memory=1, flops=run.view.phases[-1].flops(run.cost, 1)))
+    assert "at 256 tokens/s" in told["time"]
 
 
 @pytest.mark.parametrize("parts", [2, 4])

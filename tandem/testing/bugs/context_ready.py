@@ -70,9 +70,13 @@ BUGS = {
         ("training through time sees one key too few", CONTEXT_READY,
          "self.k.shape[2] - self.window)", "self.k.shape[2] - self.window + 1)"),
     ],
+    "training/loop.py": [
+        ("a step of few passes promises an early end", "tests/training/test_switch.py",
+         "(run.share(done - 1) * (flops - run.flops(done - 1)))", "(flops - run.flops(done - 1))"),
+    ],
     "training/speed.py": [
         ("a step of few passes promises a fast run", "tests/training/test_loop.py",
-         "taken[-1] / _share(scratch, step)", "taken[-1]"),
+         "taken[-1] / scratch.share(step)", "taken[-1]"),
     ],
     "generation/speed.py": [
         ("passes of a prompt go untold", "tests/generation/test_speed.py",

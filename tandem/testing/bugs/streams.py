@@ -12,6 +12,8 @@ BUGS = {
     "corpus/streams.py": [
         ("steps of an epoch change with the streams", STREAMS,
          "// (2 * rows * context)", "// (2 * rows * settings.sentences)"),
+        ("a step costs what was meant to be read", STREAMS,
+         "max(1, round(self.tokens / (self.per_epoch * rows)))", "context"),
         ("a document is cut anew where the streams grow", STREAMS,
          "self.most_sentences(epoch * self.per_epoch + begin * self.per_epoch // self.tokens)",
          "self.most_sentences(step)"),
@@ -41,6 +43,9 @@ BUGS = {
         ("a window asks what the window before it has asked", STREAMS, "(place > asked)", "(place > first)"),
     ],
     "corpus/boundary_rows.py": [
+        ("rows of a mixture are as long as those of all its text", ROWS,
+         "share * boundaries[source.documents].sum() / source.tokens",
+         "share * boundaries.sum() / len(store.tokens)"),
         ("windows ask the boundaries of their overlap twice", ROWS,
          "return following > asked if asked else", "return (following > asked) | (index < 0) if asked else"),
         ("a sentence ends behind the first token of the next", ROWS,
