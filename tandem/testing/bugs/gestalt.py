@@ -113,7 +113,7 @@ BUGS = {
          "new_zeros(cells, *x.shape[1:]).index_copy_(0, index.sort().values, x)"),
         ("memory forgets the newest first",
          GESTALT + "::test_memory_is_first_in_first_out",
-         "begins[t - n : t]", "begins[:n]"),
+         "self._thoughts[t - n : t]", "self._thoughts[:n]"),
     ],
     "networks/gestalt_session.py": [
         ("a full sentence stays open",
