@@ -45,9 +45,13 @@ COPY = 16
 PLAIN = 4
 """Most queries of a call, over all groups, for which plain products replace SDPA on the CPU, without gradients."""
 
-FEW_QUERIES, FEW_KEYS = 192, 3 * 2**12
-"""On the CPU, a bfloat16 call with fewer queries than this, or with no more numbers than this in the keys of a head,
-computes its backward in float32: up to seven times as fast, with 40 queries (docs/attention.md)."""
+FEW_PAIRS = 2**15
+"""On the CPU, a bfloat16 call of fewer query-key pairs than this computes its backward in float32: up to seven times as
+fast, with 40 queries (docs/attention.md). Larger calls compute it by plain products: a third faster."""
+TRIANGLE = 256
+"""Most queries of a triangle whose backward is not SDPA's own: plain products compute its upper half, too."""
+AT_ONCE = 2**19
+"""Most weights that these products hold at once, unless one head has more: about a MiB, which stays in a cache."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
@@ -141,8 +145,8 @@ def _call(
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=tile.is_causal, attn_mask=mask, scale=scale
         )
-    elif _is_small(q, k, v, dropout):
-        outputs = [_SmallCall.apply(q, k, v, mask, tile.mask, tile.is_causal, scale)]
+    elif _has_own_backward(tile, q, k, v, dropout):
+        outputs = [_OwnBackward.apply(q, k, v, mask, tile.mask, tile.is_causal, scale)]
     else:
         grouped = q.shape[1] != k.shape[1]
         outputs = [
@@ -154,32 +158,63 @@ def _call(
     return [y.masked_fill(tile.empty, 0.0), *(x.masked_fill(tile.empty[..., 0], -torch.inf) for x in lse)]
 
 
-def _is_small(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+def _has_own_backward(tile: Tile, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
     is_bfloat16 = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    is_small = q.shape[2] < FEW_QUERIES or k.shape[2] * k.shape[3] <= FEW_KEYS
-    return is_bfloat16 and needs_grad and is_small and not dropout
+    return is_bfloat16 and needs_grad and not dropout and not (tile.is_causal and tile.queries > TRIANGLE)
 
 
-class _SmallCall(torch.autograd.Function):
-    """SDPA in bfloat16 on the CPU with its backward in float32; the tensors saved for it stay bfloat16."""
+class _OwnBackward(torch.autograd.Function):
+    """SDPA in bfloat16 on the CPU with another backward than its own: in float32 or, where it is large, by products."""
 
     @staticmethod
     def forward(ctx, q, k, v, mask, float_mask, is_causal, scale):
         y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=is_causal, attn_mask=mask, scale=scale
         )
-        ctx.save_for_backward(q, k, v, y, lse, float_mask)
+        ctx.save_for_backward(q, k, v, y, lse, mask, float_mask)
         ctx.is_causal, ctx.scale = is_causal, scale
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        q, k, v, y, lse, mask = ctx.saved_tensors
-        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *(x.float() for x in (dy, q, k, v, y)), lse, 0.0, ctx.is_causal, attn_mask=mask, scale=ctx.scale
-        )
-        return *(x.bfloat16() for x in gradients), None, None, None, None
+        q, k, v, y, lse, mask, float_mask = ctx.saved_tensors
+        if q.shape[2] * k.shape[2] >= FEW_PAIRS and (mask is None or len(mask) == 1):
+            gradients = _gradients(dy, q, k, v, y, lse, mask, ctx.is_causal, ctx.scale)
+        else:
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *(x.float() for x in (dy, q, k, v, y)), lse, 0.0, ctx.is_causal, attn_mask=float_mask, scale=ctx.scale
+            )
+        return *(x.to(dy.dtype) for x in gradients), None, None, None, None
+
+
+def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
+    """The gradients of a call by plain products, for as many heads at once as stay in a cache; mask (1, 1, T, N).
+
+    Products are rounded as they are written. So they subtract what belongs to a query before that, in two more
+    channels: from its scores the log-sum-exp, which leaves logarithms of weights, and from the gradient of its weights
+    their mean by these weights, which leaves what the softmax passes on.
+    """
+    T, D, N = *q.shape[2:], k.shape[2]
+    scale = D**-0.5 if scale is None else scale
+    means = torch.linalg.vecdot(dy.float(), y.float())
+    mask = q.new_full((T, N), -torch.inf).triu(1) if is_causal else q.new_zeros(1) if mask is None else mask[0, 0]
+    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    wide = _less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)
+    heads = [x.flatten(0, 1).split(max(1, AT_ONCE // (T * N))) for x in (*wide, *gradients)]
+    for q, k, v, dy, dq, dk, dv in zip(*heads, strict=True):
+        weights = torch.baddbmm(mask, q, k.mT, alpha=scale).exp_()
+        torch.bmm(weights.mT, dy[..., :D], out=dv)
+        dscores = torch.bmm(dy, v.mT).mul_(weights)
+        torch.baddbmm(dq, dscores, k[..., :D], beta=0, alpha=scale, out=dq)
+        torch.baddbmm(dk, dscores.mT, q[..., :D], beta=0, alpha=scale, out=dk)
+    return gradients
+
+
+def _less(x: Tensor, number: Tensor) -> Tensor:
+    """x with two more channels, which in a product with channels of -1 subtract the number of each row."""
+    high = number.to(x.dtype)
+    return torch.cat([x, torch.stack([high, (number - high).to(x.dtype)], 3)], 3)
 
 
 def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> Tensor:

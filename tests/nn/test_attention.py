@@ -56,9 +56,11 @@ def test_tiled_in_working_precision(name, dtype, tolerance):
         torch.testing.assert_close(a.double(), e, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["causal", "sps_3", "double_decoder", "left_padded"])
-def test_gradients_of_small_calls_in_bfloat16_are_no_further_off_than_those_of_sdpa(name, monkeypatch):
+@pytest.mark.parametrize(("few_pairs", "worse"), [(tiled.FEW_PAIRS, 1.05), (0, 1.6)], ids=["float32", "products"])
+@pytest.mark.parametrize("name", ["causal", "sps_3", "double_decoder", "encoder", "left_padded"])
+def test_gradients_in_bfloat16_are_little_further_off_than_those_of_sdpa(name, few_pairs, worse, monkeypatch):
     monkeypatch.setattr("patterns.G", H)  # not those of grouped keys
+    monkeypatch.setattr(tiled, "FEW_PAIRS", few_pairs)
 
     def gradients(dtype, function=attend):
         q, sources, leaves = draw(PATTERNS[name](120), [120] * len(PATTERNS[name](120)), 120, dtype)
@@ -67,11 +69,31 @@ def test_gradients_of_small_calls_in_bfloat16_are_no_further_off_than_those_of_s
         assert {x.dtype for x in found} == {dtype}
         return torch.cat([x.double().flatten() for x in found])
 
-    exact, small = gradients(torch.float64, attend_dense), gradients(torch.bfloat16)
-    monkeypatch.setattr(tiled, "_is_small", lambda *_: False)
-    plain = gradients(torch.bfloat16)
-    errors = [((x - exact).norm() / exact.norm()).item() for x in (small, plain)]
-    assert 0 < errors[0] < min(0.01, 1.05 * errors[1]) and (small != plain).any(), errors
+    exact, own = gradients(torch.float64, attend_dense), gradients(torch.bfloat16)
+    monkeypatch.setattr(tiled, "_has_own_backward", lambda *_: False)
+    sdpa = gradients(torch.bfloat16)
+    errors = [((x - exact).norm() / exact.norm()).item() for x in (own, sdpa)]
+    assert 0 < errors[0] < min(0.01, worse * errors[1]) and (own != sdpa).any(), errors
+
+
+def test_keys_of_other_documents_do_not_disturb_gradients_by_products(monkeypatch):
+    monkeypatch.setattr(tiled, "FEW_PAIRS", 0)
+    monkeypatch.setattr(tiled, "STEP", 96)  # one tile for all documents
+    monkeypatch.setattr(tiled, "CALL", 10**6)
+    starts = torch.arange(96)[None] // 32 * 32
+    span = Span(starts, torch.arange(1, 97)[None])
+
+    def gradients(size):
+        q, k, v = (torch.randn(1, 2, 96, 8, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
+        k[:, :, :32], v[:, :, :32] = size * k[:, :, :32], size * v[:, :, :32]
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        plan = plan_attention([span], [96])
+        assert len(plan.tiles.strips[0].tiles) == 1
+        return torch.autograd.grad(attend(q, [Source(k, v, span)], plan=plan)[:, :, 32:].float().sum(), leaves)
+
+    for usual, beside_large in zip(gradients(1.0), gradients(1e4), strict=True):
+        assert usual[:, :, 32:].any() and not beside_large[:, :, :32].any()
+        assert torch.equal(usual[:, :, 32:], beside_large[:, :, 32:])
 
 
 @st.composite
