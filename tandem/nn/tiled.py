@@ -47,7 +47,7 @@ PLAIN = 4
 
 FEW_PAIRS = 2**15
 """On the CPU, a bfloat16 call of fewer query-key pairs than this computes its backward in float32: up to seven times as
-fast, with 40 queries (docs/attention.md). Larger calls compute it by plain products: a third faster."""
+fast, with 40 queries. Larger calls compute it by plain products, and take up to a third less (docs/attention.md)."""
 TRIANGLE = 256
 """Most queries of a triangle whose backward is not SDPA's own: plain products compute its upper half, too."""
 AT_ONCE = 2**19
