@@ -48,10 +48,12 @@ PLAIN = 4
 FEW_PAIRS = 2**15
 """On the CPU, a bfloat16 call of fewer query-key pairs than this computes its backward in float32: up to seven times as
 fast, with 40 queries. Larger calls compute it by plain products, and take up to a third less (docs/attention.md)."""
-TRIANGLE = 256
-"""Most queries of a triangle whose backward is not SDPA's own: plain products compute its upper half, too."""
 AT_ONCE = 2**19
 """Most weights that these products hold at once, unless one head has more: about a MiB, which stays in a cache."""
+BLOCK = 128
+"""Keys of a block of a triangle in these products, counted from its end: the upper half of a block is for nothing."""
+ROUND = 32
+"""Triangles are lengthened to a multiple of this: oneDNN takes 0.3 ms to prepare each new shape of a product."""
 
 Slice = tuple[int, int, int]  # (source, first key, end), or (source, first piece, end)
 
@@ -161,7 +163,7 @@ def _call(
 def _has_own_backward(tile: Tile, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
     is_bfloat16 = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return is_bfloat16 and needs_grad and not dropout and not (tile.is_causal and tile.queries > TRIANGLE)
+    return is_bfloat16 and needs_grad and not dropout
 
 
 class _OwnBackward(torch.autograd.Function):
@@ -191,24 +193,39 @@ class _OwnBackward(torch.autograd.Function):
 def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
     """The gradients of a call by plain products, for as many heads at once as stay in a cache; mask (1, 1, T, N).
 
+    A triangle is cut into blocks of keys, each with the queries from its first key on; another call is one block.
     Products are rounded as they are written. So they subtract what belongs to a query before that, in two more
     channels: from its scores the log-sum-exp, which leaves logarithms of weights, and from the gradient of its weights
     their mean by these weights, which leaves what the softmax passes on.
     """
-    T, D, N = *q.shape[2:], k.shape[2]
+    (T, D), N = q.shape[2:], k.shape[2]
     scale = D**-0.5 if scale is None else scale
     means = torch.linalg.vecdot(dy.float(), y.float())
-    mask = q.new_full((T, N), -torch.inf).triu(1) if is_causal else q.new_zeros(1) if mask is None else mask[0, 0]
-    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
-    wide = _less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)
-    heads = [x.flatten(0, 1).split(max(1, AT_ONCE // (T * N))) for x in (*wide, *gradients)]
+    wide = [_less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)]
+    if is_causal:
+        wide = [F.pad(x, (0, 0, 0, -T % ROUND)) for x in wide]  # zeros after the end: no query reads them, none is read
+        length = end = wide[0].shape[2]
+        block, weights_per_head = BLOCK, length * BLOCK // 2
+        mask = q.new_full((length, block), -torch.inf).triu(1)
+    else:
+        length, end, block, weights_per_head = T, N, N, T * N
+        mask = q.new_zeros(1, 1) if mask is None else mask[0, 0]
+    gradients = [x.new_empty(*x.shape[:3], D) for x in wide[:3]]
+    if is_causal:
+        gradients[0] = torch.zeros(gradients[0].shape)  # float32, since blocks add to it
+    cuts = [0, *range(end % block or block, end + 1, block)]
+    heads = [x.flatten(0, 1).split(max(1, AT_ONCE // weights_per_head)) for x in (*wide, *gradients)]
     for q, k, v, dy, dq, dk, dv in zip(*heads, strict=True):
-        weights = torch.baddbmm(mask, q, k.mT, alpha=scale).exp_()
-        torch.bmm(weights.mT, dy[..., :D], out=dv)
-        dscores = torch.bmm(dy, v.mT).mul_(weights)
-        torch.baddbmm(dq, dscores, k[..., :D], beta=0, alpha=scale, out=dq)
-        torch.baddbmm(dk, dscores.mT, q[..., :D], beta=0, alpha=scale, out=dk)
-    return gradients
+        for a, b in pairwise(cuts):
+            of_block = q.new_empty(len(q), length - a, D) if is_causal else dq
+            weights = torch.baddbmm(mask[: length - a, : b - a], q[:, a:], k[:, a:b].mT, alpha=scale).exp_()
+            torch.bmm(weights.mT, dy[:, a:, :D], out=dv[:, a:b])
+            dscores = torch.bmm(dy[:, a:], v[:, a:b].mT).mul_(weights)
+            torch.baddbmm(of_block, dscores, k[:, a:b, :D], beta=0, alpha=scale, out=of_block)
+            torch.baddbmm(dk[:, a:b], dscores.mT, q[:, a:, :D], beta=0, alpha=scale, out=dk[:, a:b])
+            if is_causal:
+                dq[:, a:] += of_block
+    return [x[:, :, :m] for x, m in zip(gradients, (T, N, N), strict=True)]
 
 
 def _less(x: Tensor, number: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ BUGS = {
          ".add_(mask)", ".add(mask)"),
         ("gradients by products without the mean of a softmax", "tests/nn/test_attention.py",
          "_less(dy, means)", "_less(dy, 0 * means)"),
+        ("the last block of a triangle alone moves its queries", "tests/nn/test_attention.py",
+         "dq[:, a:] += of_block", "dq[:, a:] = of_block"),
     ],
     "nn/block.py": [
         ("no norm before attention", "tests/nn/test_block.py",
