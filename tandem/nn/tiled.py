@@ -204,21 +204,20 @@ def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
     wide = [_less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)]
     if is_causal:
         wide = [F.pad(x, (0, 0, 0, -T % ROUND)) for x in wide]  # zeros after the end: no query reads them, none is read
-        length = end = wide[0].shape[2]
-        block, weights_per_head = BLOCK, length * BLOCK // 2
-        mask = q.new_full((length, block), -torch.inf).triu(1)
+        mask = q.new_full((wide[0].shape[2], BLOCK), -torch.inf).triu(1)
     else:
-        length, end, block, weights_per_head = T, N, N, T * N
         mask = q.new_zeros(1, 1) if mask is None else mask[0, 0]
     gradients = [x.new_empty(*x.shape[:3], D) for x in wide[:3]]
     if is_causal:
-        gradients[0] = torch.zeros(gradients[0].shape)  # float32, since blocks add to it
+        gradients[0] = torch.zeros(gradients[0].shape)  # float32, since every block adds to it
+    rows, end, block = wide[0].shape[2], wide[1].shape[2], BLOCK if is_causal else N
+    at_once = max(1, AT_ONCE * (1 + is_causal) // (rows * block))  # a triangle has half of them
     cuts = [0, *range(end % block or block, end + 1, block)]
-    heads = [x.flatten(0, 1).split(max(1, AT_ONCE // weights_per_head)) for x in (*wide, *gradients)]
+    heads = [x.flatten(0, 1).split(at_once) for x in (*wide, *gradients)]
     for q, k, v, dy, dq, dk, dv in zip(*heads, strict=True):
         for a, b in pairwise(cuts):
-            of_block = q.new_empty(len(q), length - a, D) if is_causal else dq
-            weights = torch.baddbmm(mask[: length - a, : b - a], q[:, a:], k[:, a:b].mT, alpha=scale).exp_()
+            of_block = q.new_empty(len(q), rows - a, D) if is_causal else dq
+            weights = torch.baddbmm(mask[: rows - a, : b - a], q[:, a:], k[:, a:b].mT, alpha=scale).exp_()
             torch.bmm(weights.mT, dy[:, a:, :D], out=dv[:, a:b])
             dscores = torch.bmm(dy[:, a:], v[:, a:b].mT).mul_(weights)
             torch.baddbmm(of_block, dscores, k[:, a:b, :D], beta=0, alpha=scale, out=of_block)
