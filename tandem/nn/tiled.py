@@ -17,7 +17,7 @@ So a plain causal document becomes one call with `is_causal`, queries that all r
 mask, and two ragged streams tiles of 64 to 200 queries. Rows are cut one by one, since their documents differ; rows
 with equal spans share their calls, and so do all rows with few queries (decoding) where that is cheaper.
 
-Exact, and differentiated by autograd through split, cat and SDPA (small bfloat16 calls on the CPU have a backward of
+Exact, and differentiated by autograd through split, cat and SDPA (bfloat16 calls on the CPU have a backward of
 their own). Keys are split once, at all ends of slices, and tiles take runs of the pieces: the backward of a slice
 fills a whole tensor with zeros, that of a piece does not.
 
