@@ -5,7 +5,7 @@
 Forward and backward, H 8, D 64, every row with its own document ends; a ratio above 1 means that the tiles are faster.
 The two streams of State-Prediction Separation (window 64) are compared with one interleaved sequence of 2T tokens and
 its 2T x 2T mask, the double decoder's generation layer with a T x 2T mask, and decoding with the bare call.
-Ours also differs from SDPA in its backward in bfloat16, which is timed apart. Eight minutes on one quiet core.
+Ours also differs from SDPA in its backward in bfloat16, which is timed apart. Some ten minutes on one core.
 """
 
 from collections.abc import Callable

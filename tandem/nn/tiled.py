@@ -47,7 +47,7 @@ PLAIN = 4
 
 FEW_PAIRS = 2**15
 """On the CPU, a bfloat16 call of fewer query-key pairs than this computes its backward in float32: up to seven times as
-fast, with 40 queries. Larger calls compute it by plain products, and take up to a third less (docs/attention.md)."""
+fast, with 40 queries. Larger calls compute it by plain products, which are faster, too (docs/attention.md)."""
 AT_ONCE = 2**19
 """Most weights that these products hold at once, unless one head has more: about a MiB, which stays in a cache."""
 BLOCK = 128
@@ -203,7 +203,7 @@ def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
     means = torch.linalg.vecdot(dy.float(), y.float())
     wide = [_less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)]
     if is_causal:
-        wide = [F.pad(x, (0, 0, 0, -T % ROUND)) for x in wide]  # zeros after the end: no query reads them, none is read
+        wide = [F.pad(x, (0, 0, 0, -T % ROUND)) for x in wide]  # zeros after the end, which no query before it reads
         mask = q.new_full((wide[0].shape[2], BLOCK), -torch.inf).triu(1)
     else:
         mask = q.new_zeros(1, 1) if mask is None else mask[0, 0]
