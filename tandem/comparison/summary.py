@@ -234,7 +234,7 @@ class Summary:
             return f"{judged.best} wins", (
                 f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
             )
-        if len(self.study.seeds) == 1:
+        if len(self.study.seeds) == 1 and math.isfinite(difference.mean):
             low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
             return "No winner: one seed", (
                 f"These two networks differ by {by} on such documents ({judged.best} lower than {rival}; {confidence} "

@@ -160,6 +160,13 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
 
+def test_one_seed_whose_likelihood_is_not_finite_has_no_difference_to_tell(make_study, run):
+    sound, broken = run("decoder", 1), run("sps", 1)
+    study = make_study(seeds=[1], arms={"decoder": {}, "sps": {}})
+    found = Summary.of(study, [sound, dataclasses.replace(broken, nats=broken.nats * math.nan)]).verdict
+    assert found == ("No winner", "decoder and sps cannot be told apart: too few documents, or not finite.")
+
+
 def test_a_trial_whose_likelihood_is_not_finite_is_not_the_best(make_study, run, page):
     rates = [1e-3, 2e-3, 4e-3]
     trials = [run("sps", 1000, rate, trial=True) for rate in rates]
