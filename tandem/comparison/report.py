@@ -5,6 +5,7 @@ table has two parts: numbers that are equal in two equal studies, and timings th
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -335,7 +336,9 @@ def _environments(summary: Summary) -> str:
 
 
 def portable(text: str) -> str:
-    """Hides the folders of this machine: what looks like an absolute or home path is cut to its last part."""
+    """Hides the folders of this machine: of `${DATA}/corpus/*.txt` corpus/*.txt is left, of what looks like an absolute
+    or home path its last part."""
+    text = re.sub(r"^\$\{\w+\}/?", "", text)
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2] if text[:1] in "/~" or text[1:3] == ":\\" else text
 
 
