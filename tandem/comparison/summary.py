@@ -225,17 +225,16 @@ class Summary:
         over = f"over {counted(difference.seeds, 'seeds')} and {counted(self.documents, 'held-out documents')}"
         if difference.is_nothing:
             return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
-        confidence = f"{100 * (1 - level):g} % interval"
+        bounds, confidence = difference.interval(level), f"{100 * (1 - level):g} % interval"
+        low, high = (fixed(-bound) for bound in reversed(bounds))
         if judged.winner:
             others = "every other arm" if len(judged.to_best) > 1 else rival
-            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
             closest = f"; against {rival}, the least certain" if len(judged.to_best) > 1 else ""
             p = chance(judged.p_to_best[rival])
             return f"{judged.best} wins", (
                 f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
             )
-        if len(self.study.seeds) == 1 and math.isfinite(difference.mean):
-            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
+        if len(self.study.seeds) == 1 and math.isfinite(sum(bounds)):
             return "No winner: one seed", (
                 f"These two networks differ by {by} on such documents ({judged.best} lower than {rival}; {confidence} "
                 f"over documents alone {low} to {high}). What other seeds would give cannot be known from one; "

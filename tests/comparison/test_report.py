@@ -160,11 +160,14 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
 
-def test_one_seed_whose_likelihood_is_not_finite_has_no_difference_to_tell(make_study, run):
-    sound, broken = run("decoder", 1), run("sps", 1)
-    study = make_study(seeds=[1], arms={"decoder": {}, "sps": {}})
-    found = Summary.of(study, [sound, dataclasses.replace(broken, nats=broken.nats * math.nan)]).verdict
-    assert found == ("No winner", "decoder and sps cannot be told apart: too few documents, or not finite.")
+@pytest.mark.parametrize(("documents", "factor"), [(240, math.nan), (1, 1.0)])
+def test_one_seed_without_an_interval_has_no_difference_to_tell(make_study, run, documents, factor):
+    names = "documents", "nats", "document_tokens", "document_bytes", "end_nats"
+    results = everything(run, ("decoder", "sps"), [1])
+    sound, other = (dataclasses.replace(r, **{name: getattr(r, name)[:documents] for name in names}) for r in results)
+    found = [sound, dataclasses.replace(other, nats=factor * other.nats)]
+    headline, reason = Summary.of(make_study(seeds=[1], arms={"decoder": {}, "sps": {}}), found).verdict
+    assert headline == "No winner" and reason.endswith("cannot be told apart: too few documents, or not finite.")
 
 
 def test_a_trial_whose_likelihood_is_not_finite_is_not_the_best(make_study, run, page):
