@@ -133,8 +133,8 @@ def _unpaired(summary: Summary) -> str:
         return ""
     rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
     for arm, sample in samples.items():
-        if min(sample.n, base.n) > 1 and sample.deviation + base.deviation > 0:
-            t, freedom, p = welch_lower(sample, base)
+        if found := welch_lower(sample, base):
+            t, freedom, p = found
             rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
     if len(rows) == 1:
         return ""

@@ -265,11 +265,11 @@ def judge(
     )
 
 
-# Tests that papers report -------------------------------------------------------------------------------------------
+# The test that papers report ----------------------------------------------------------------------------------------
 
 
 class Sample(NamedTuple):
-    """What these tests need to know about n independent values."""
+    """What this test needs to know about n independent values."""
 
     mean: float
     deviation: float
@@ -288,22 +288,14 @@ class Sample(NamedTuple):
         return float(t * self.deviation / math.sqrt(self.n))
 
 
-class Outcome(NamedTuple):
-    t: float
-    freedom: float
-    p: float
+def welch_lower(a: Sample, b: Sample) -> tuple[float, float, float] | None:
+    """(t, degrees of freedom, p) of Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b`.
 
-
-def welch_lower(a: Sample, b: Sample) -> Outcome:
-    """Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b`.
-
-    All NaN where a sample has one value; where neither varies, p is 0 or 1, and the degrees of freedom are NaN.
+    None where a sample has one value or one that is not finite, or neither varies.
     """
-    if min(a.n, b.n) < 2:
-        return Outcome(math.nan, math.nan, math.nan)
-    v_a, v_b, shift = a.deviation**2 / a.n, b.deviation**2 / b.n, a.mean - b.mean
-    if v_a + v_b == 0:
-        return Outcome(math.copysign(math.inf, shift) if shift else 0.0, math.nan, float(shift >= 0))
-    t = shift / math.sqrt(v_a + v_b)
+    if not a.deviation + b.deviation > 0:  # NaN included
+        return None
+    v_a, v_b = a.deviation**2 / a.n, b.deviation**2 / b.n
+    t = (a.mean - b.mean) / math.sqrt(v_a + v_b)
     freedom = (v_a + v_b) ** 2 / (v_a**2 / (a.n - 1) + v_b**2 / (b.n - 1))
-    return Outcome(t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t)))
+    return t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t))

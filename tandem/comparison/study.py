@@ -352,7 +352,7 @@ def _unfolded(tree: Node) -> Node:
     values = dict(tree.value)
     if "overrides" in values:
         values["overrides"] = unfold(values["overrides"])
-    if isinstance((arms := values.get("arms", tree)).value, dict) and "arms" in values:
+    if (arms := values.get("arms")) and isinstance(arms.value, dict):
         values["arms"] = Node({arm: unfold(node) for arm, node in arms.value.items()}, arms.origin)
     return Node(values, tree.origin)
 
