@@ -11,7 +11,6 @@
 Apart from study.yaml, the runs are the only record: results.jsonl, table and report are rebuilt from them.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from tandem.comparison.pretrain import prepared
 from tandem.comparison.report import write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
-from tandem.comparison.summary import Summary
+from tandem.comparison.summary import Summary, best_rate
 from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
@@ -97,13 +96,11 @@ class StudyFolder:
             return dict.fromkeys(self.study.layers)
         trials = self.study.trials()
         waiting = {job.arm for job in trials if not self.settled(job)}
-        best: dict[str, tuple[float, float]] = {}
-        for job in trials:
-            if job.arm not in waiting and self.finished(job) and job.rate is not None:
-                tried = self.result(job).paid_per_token, job.rate
-                if math.isfinite(tried[0]):
-                    best[job.arm] = min(best.get(job.arm, tried), tried)
-        return {arm: rate for arm, (_, rate) in best.items()}
+        losses: dict[str, dict[float, float]] = {}
+        for job in filter(self.finished, trials):
+            if job.arm not in waiting and job.rate is not None:
+                losses.setdefault(job.arm, {})[job.rate] = self.result(job).paid_per_token
+        return {arm: rate for arm, tried in losses.items() if (rate := best_rate(tried)) is not None}
 
     def unchosen(self) -> dict[str, str]:
         """By arm, why no learning rate is chosen for it."""

@@ -20,7 +20,7 @@ from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
-from tandem.comparison.summary import Summary, fixed, mean_curve, signed
+from tandem.comparison.summary import Summary, best_rate, fixed, mean_curve, signed
 from tandem.comparison.table import (
     ALONE,
     COST,
@@ -272,11 +272,10 @@ def _trials(summary: Summary) -> str:
     rows = [["arm", *map(short, rates), "spread"]]
     for arm in summary.study.arms:
         losses = summary.trial_losses(arm)
-        finite = [loss for loss in losses.values() if math.isfinite(loss)]
-        best = min(finite, default=math.nan)
-        shown = {r: fixed(x) + " ★" * (x == best) if math.isfinite(x) else "not finite" for r, x in losses.items()}
+        best, finite = best_rate(losses), [loss for loss in losses.values() if math.isfinite(loss)]
+        shown = {r: fixed(x) + " ★" * (r == best) if math.isfinite(x) else "not finite" for r, x in losses.items()}
         cells = [shown.get(rate, NONE) for rate in rates]
-        spread = fixed(max(finite) - best) if finite else NONE
+        spread = fixed(max(finite) - min(finite)) if finite else NONE
         rows.append([arm, *cells, spread])
     part = summary.study.keys.trial_share
     shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""

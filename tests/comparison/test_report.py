@@ -398,6 +398,13 @@ def test_ticks_are_round_and_inside():
     assert log_ticks(3, 40) == [5, 10, 20] and log_ticks(1, 1e6) == [10.0**power for power in range(7)]
 
 
+def test_of_trials_that_are_equal_one_alone_was_taken(make_study, run, page):
+    rates = [4e-3, 1e-3, 2e-3]
+    trials = [dataclasses.replace(run("sps", 1000, 2e-3, trial=True), lr=rate) for rate in rates]
+    starred = Page(page(make_study(rates=rates), [*everything(run), *trials])).text.split("★")
+    assert len(starred) == 3 and starred[0].count(f"{trials[0].nats_per_token:.4f}") == 1  # the lowest, and the note
+
+
 def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     results = everything(run)
     told = [dataclasses.replace(r, end_nats=0.05 * r.document_tokens) if r.arm == "sps" else r for r in results]
