@@ -94,7 +94,7 @@ def _read(name: str, above: tuple[str, ...]) -> Iterator[TaskFile | Texts]:
         for other in content["tasks"]:
             yield from _read(other, (*above, name))
     elif "texts" in content:
-        yield Texts(path.stem, str(path), content["texts"])
+        yield Texts(path.stem, str(path), {str(name): paths for name, paths in content["texts"].items()})
     else:
         yield _task(path, content)
 
