@@ -139,7 +139,8 @@ def _expanded(value: Any, path: Path) -> Any:
 
 
 def _task(path: Path, content: dict[str, Any]) -> TaskFile:
-    data = tuple(Path(name) for name in _names((content.get("dataset_kwargs") or {}).get("data_files")))
+    given = content.get("dataset_kwargs")
+    data = tuple(Path(name) for name in _names(given.get("data_files") if isinstance(given, dict) else None))
     for file in data:
         if not file.is_file():
             raise UserError(f"{path}: dataset_kwargs.data_files names {file}, and there is no such file")

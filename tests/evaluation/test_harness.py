@@ -355,6 +355,7 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
             r"mine.yaml: the harness cannot run it.*question",
         ),
         (MINE.replace("multiple_choice", "multiple"), r"mine.yaml: the harness cannot run it.*multiple"),
+        ("task: mine\ndataset_kwargs: [a]\n", r"mine.yaml: the harness cannot run it"),
         (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness cannot run it.*tset_split"),
         (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness cannot run it"),
         ("tasks: [mine.yaml, piqa]\n", r"contains itself"),
