@@ -8,7 +8,7 @@ on the next batch. This is done twice: with `network.base_width` (nn/init.py, tr
     with      0.31  0.30   0.32   0.31   1.07                  one learning rate serves them all
     without   0.31  0.52   1.1    2.9    9.4                   the best rate moves with the width
 
-Cost: `steps` + 2 steps of the recipe at every width, twice.
+Cost: `steps` steps of the recipe and a forward pass at every width, twice.
 Source: Yang et al. 2022, "Tensor Programs V", appendix D.1 (coordinate checking); Block-Based Double Decoders use the
 parametrisation. docs/width_transfer.md.
 """

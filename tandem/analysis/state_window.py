@@ -16,8 +16,7 @@ import torch
 from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
-from tandem.recipe import Settings, UserError, register
-from tandem.recipe.settings import require
+from tandem.recipe import Settings, UserError, register, require
 from tandem.training.run import Run
 
 

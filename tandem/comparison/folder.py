@@ -11,7 +11,6 @@
 Apart from study.yaml, the runs are the only record: results.jsonl, table and report are rebuilt from them.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from tandem.comparison.pretrain import prepared
 from tandem.comparison.report import write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
-from tandem.comparison.summary import Summary
+from tandem.comparison.summary import Summary, best_rate
 from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
@@ -75,12 +74,12 @@ class StudyFolder:
         error = self.error(job)
         return self.finished(job) or (job.trial and error is not None and error["diverged"])
 
-    def waits(self, job: Job) -> bool:
-        """Whether it starts from the weights of a run of this study that is not finished."""
+    def waits_for(self, job: Job) -> Path | None:
+        """The run in this study's folder from whose weights it starts, as long as that is not finished."""
         run = self.study.starts.get(job.arm)
         if run is None or run.resolve().parent != self.runs.resolve():
-            return False
-        return not (run / "result.json").exists()
+            return None
+        return None if (run / "result.json").exists() else run
 
     def result(self, job: Job) -> Result:
         if job not in self._results:
@@ -97,13 +96,17 @@ class StudyFolder:
             return dict.fromkeys(self.study.layers)
         trials = self.study.trials()
         waiting = {job.arm for job in trials if not self.settled(job)}
-        best: dict[str, tuple[float, float]] = {}
-        for job in trials:
-            if job.arm not in waiting and self.finished(job) and job.rate is not None:
-                tried = self.result(job).paid_per_token, job.rate
-                if math.isfinite(tried[0]):
-                    best[job.arm] = min(best.get(job.arm, tried), tried)
-        return {arm: rate for arm, (_, rate) in best.items()}
+        losses: dict[str, dict[float, float]] = {}
+        for job in filter(self.finished, trials):
+            if job.arm not in waiting and job.rate is not None:
+                losses.setdefault(job.arm, {})[job.rate] = self.result(job).paid_per_token
+        return {arm: rate for arm, tried in losses.items() if (rate := best_rate(tried)) is not None}
+
+    def unchosen(self) -> dict[str, str]:
+        """By arm, why no learning rate is chosen for it."""
+        tried, none = "not all of its trials are finished", "the loss is finite at none of its rates"
+        waiting, chosen = {job.arm for job in self.study.trials() if not self.settled(job)}, self.chosen()
+        return {arm: tried if arm in waiting else none for arm in self.study.layers if arm not in chosen}
 
     @property
     def size(self) -> int:
@@ -162,17 +165,12 @@ class StudyFolder:
     def missing(self) -> list[str]:
         """The reasons why results are missing, one line each."""
         lines = []
-        for job in self.jobs():
-            error = self.error(job)
-            if error and not self.settled(job):
+        for job in (job for job in self.jobs() if not self.settled(job)):
+            if error := self.error(job):
                 lines.append(f"{job.name}: {error['message']}")
-        waiting = {job.arm for job in self.study.trials() if not self.settled(job)}
-        for arm in (arm for arm in self.study.layers if arm not in self.chosen()):
-            reason = (
-                "not all of its trials are finished" if arm in waiting else "the loss is finite at none of its rates"
-            )
-            lines.append(f"{arm}: no learning rate is chosen, for {reason}")
-        return lines
+            elif run := self.waits_for(job):
+                lines.append(f"{job.name}: start.run = {run}: is not finished, or no run of this study")
+        return [*lines, *(f"{arm}: no learning rate is chosen, for {why}" for arm, why in self.unchosen().items())]
 
     def status(self) -> str:
         """What is done, what is missing, and what it will cost. Raises: UserError where this is another study's."""
@@ -188,11 +186,10 @@ class StudyFolder:
             elif step := self.newest_step(job):
                 state = f"begun: step {step['step']} of {step['steps']}"
             else:
-                state = "missing"
+                state = f"missing, waits for {run.name}" if (run := self.waits_for(job)) else "missing"
             rows.append((job.name, state))
-        chosen = self.chosen()
-        later = [arm for arm in self.study.layers if arm not in chosen]
-        rows += [(f"{arm}-lr...-seed{seed}", "missing, waits for trials") for seed in self.study.seeds for arm in later]
+        later = self.unchosen().items()
+        rows += [(f"{arm}-lr...-seed{seed}", f"missing, for {why}") for seed in self.study.seeds for arm, why in later]
         missing, left = self.size - self.done, self.seconds_left({})
         cost = f"{missing} of {self.size} runs, {scaled(self.study.budget.amount)} {self.study.budget.unit} each"
         if self.study.rates and self.study.keys.trial_share < 1:

@@ -61,9 +61,9 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
-def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """At most `width` bars, each the mean of its share of `values`, from the lowest ▁ to the highest █."""
-    columns = min(width, len(values))
+def sparkline(values: Sequence[float]) -> str:
+    """At most 60 bars, each the mean of its share of `values`, from the lowest ▁ to the highest █."""
+    columns = min(60, len(values))
     means = [float(np.mean(share)) for share in np.array_split(values, columns)] if columns else []
     low, high = min(means, default=0.0), max(means, default=0.0)
     height = (high - low) / len(BARS) or 1.0

@@ -35,7 +35,7 @@ from tandem.training.loop import train
 from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import page
-from tandem.training.progress import Progress as RunProgress
+from tandem.training.progress import Progress
 from tandem.training.run import Run
 
 
@@ -143,7 +143,7 @@ def go_on(folder: RunFolder, run: Run) -> Run:
     """The run at the last checkpoint of the folder, if there is one."""
     last = run.ranks.first(lambda: checkpoint.latest(folder.checkpoints))
     if last is not None:
-        run.progress = RunProgress(**checkpoint.restore(last, run.network, run.optimiser, run.ranks))
+        run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, run.ranks))
     return run
 
 

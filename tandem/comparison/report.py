@@ -5,6 +5,7 @@ table has two parts: numbers that are equal in two equal studies, and timings th
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -19,7 +20,7 @@ from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
-from tandem.comparison.summary import Summary, fixed, mean_curve, signed
+from tandem.comparison.summary import Summary, best_rate, fixed, mean_curve, signed
 from tandem.comparison.table import (
     ALONE,
     COST,
@@ -132,8 +133,8 @@ def _unpaired(summary: Summary) -> str:
         return ""
     rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
     for arm, sample in samples.items():
-        if min(sample.n, base.n) > 1 and sample.deviation + base.deviation > 0:
-            t, freedom, p = welch_lower(sample, base)
+        if found := welch_lower(sample, base):
+            t, freedom, p = found
             rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
     if len(rows) == 1:
         return ""
@@ -271,11 +272,10 @@ def _trials(summary: Summary) -> str:
     rows = [["arm", *map(short, rates), "spread"]]
     for arm in summary.study.arms:
         losses = summary.trial_losses(arm)
-        finite = [loss for loss in losses.values() if math.isfinite(loss)]
-        best = min(finite, default=math.nan)
-        shown = {r: fixed(x) + " ★" * (x == best) if math.isfinite(x) else "not finite" for r, x in losses.items()}
+        best, finite = best_rate(losses), [loss for loss in losses.values() if math.isfinite(loss)]
+        shown = {r: fixed(x) + " ★" * (r == best) if math.isfinite(x) else "not finite" for r, x in losses.items()}
         cells = [shown.get(rate, NONE) for rate in rates]
-        spread = fixed(max(finite) - best) if finite else NONE
+        spread = fixed(max(finite) - min(finite)) if finite else NONE
         rows.append([arm, *cells, spread])
     part = summary.study.keys.trial_share
     shorter = f" A trial spent {part:.0%} of what a run did." if part < 1 else ""
@@ -335,7 +335,9 @@ def _environments(summary: Summary) -> str:
 
 
 def portable(text: str) -> str:
-    """Hides the folders of this machine: what looks like an absolute or home path is cut to its last part."""
+    """Hides the folders of this machine: of `${DATA}/corpus/*.txt` corpus/*.txt is left, of what looks like an absolute
+    or home path its last part."""
+    text = re.sub(r"^\$\{\w+\}/?", "", text)
     return text.replace("\\", "/").rstrip("/").rpartition("/")[2] if text[:1] in "/~" or text[1:3] == ":\\" else text
 
 

@@ -110,7 +110,7 @@ def _left(folder: StudyFolder, before: dict[Job, dict[str, Any] | None], tried: 
     """Runs that are not finished, wait for no other, were not `tried` here, and have not failed elsewhere since this
     command first looked (`before`: their errors then)."""
     missing = [job for job in folder.jobs() if not folder.settled(job) and job not in tried]
-    errors = {job: folder.error(job) for job in missing if not folder.waits(job)}
+    errors = {job: folder.error(job) for job in missing if not folder.waits_for(job)}
     return [job for job, error in errors.items() if error in (None, before.setdefault(job, error))]
 
 

@@ -108,11 +108,12 @@ class Difference:
         half = quantile(level, *self._scales)
         return self.mean - half, self.mean + half
 
-    def power(self, level: float, effect: float | None = None, seeds: int | None = None) -> float:
-        """Probability that a study with this number of seeds detects a true difference of `effect`; NaN with one seed.
+    def power(self, level: float, seeds: int | None = None) -> float:
+        """Probability that a study with this number of seeds, by default those found, detects a true difference as
+        large as the one found; NaN with one seed.
 
-        By default for the difference and the seeds found. From the noncentral t distribution with Satterthwaite's
-        degrees of freedom, beyond the critical value of the test at the variances found.
+        From the noncentral t distribution with Satterthwaite's degrees of freedom, beyond the critical value of the
+        test at the variances found.
         """
         special = require("scipy.special", "statistics")
         seeds = seeds or self.seeds
@@ -121,11 +122,10 @@ class Difference:
         a, b = self.seed_variance * self.seeds / seeds, self.document_variance
         scales = (math.sqrt(a), seeds - 1), (math.sqrt(b), self.document_freedom)
         error = math.sqrt(a + b)
-        shift = abs(self.mean if effect is None else effect)
         if error == 0:
-            return float(shift > 0)
+            return float(self.mean != 0)
         freedom = (a + b) ** 2 / (a**2 / (seeds - 1) + b**2 / self.document_freedom)
-        shift, asked = shift / error, quantile(level, *scales) / error
+        shift, asked = abs(self.mean) / error, quantile(level, *scales) / error
         above, below = special.nctdtr(freedom, shift, asked), special.nctdtr(freedom, shift, -asked)
         if math.isnan(above):  # scipy has no value at some large shifts, where the normal tail is as good
             above = special.ndtr(asked - shift)
@@ -265,11 +265,11 @@ def judge(
     )
 
 
-# Tests that papers report -------------------------------------------------------------------------------------------
+# The test that papers report ----------------------------------------------------------------------------------------
 
 
 class Sample(NamedTuple):
-    """What these tests need to know about n independent values."""
+    """What this test needs to know about n independent values."""
 
     mean: float
     deviation: float
@@ -288,27 +288,14 @@ class Sample(NamedTuple):
         return float(t * self.deviation / math.sqrt(self.n))
 
 
-class Outcome(NamedTuple):
-    t: float
-    freedom: float
-    p: float
+def welch_lower(a: Sample, b: Sample) -> tuple[float, float, float] | None:
+    """(t, degrees of freedom, p) of Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b`.
 
-
-def welch_lower(a: Sample, b: Sample, margin: float = 0.0) -> Outcome:
-    """Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b` plus `margin`.
-
-    All NaN where a sample has one value; where neither varies, p is 0 or 1, and the degrees of freedom are NaN.
+    None where a sample has one value or one that is not finite, or neither varies.
     """
-    if min(a.n, b.n) < 2:
-        return Outcome(math.nan, math.nan, math.nan)
-    v_a, v_b, shift = a.deviation**2 / a.n, b.deviation**2 / b.n, a.mean - b.mean - margin
-    if v_a + v_b == 0:
-        return Outcome(math.copysign(math.inf, shift) if shift else 0.0, math.nan, float(shift >= 0))
-    t = shift / math.sqrt(v_a + v_b)
+    if not a.deviation + b.deviation > 0:  # NaN included
+        return None
+    v_a, v_b = a.deviation**2 / a.n, b.deviation**2 / b.n
+    t = (a.mean - b.mean) / math.sqrt(v_a + v_b)
     freedom = (v_a + v_b) ** 2 / (v_a**2 / (a.n - 1) + v_b**2 / (b.n - 1))
-    return Outcome(t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t)))
-
-
-def equivalent(a: Sample, b: Sample, margin: float) -> Outcome:
-    """Two one-sided tests that the means differ by less than `margin`: the weaker of the two."""
-    return max(welch_lower(a, b, margin), welch_lower(b, a, margin), key=lambda outcome: outcome.p)
+    return t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t))

@@ -22,7 +22,6 @@ on the documents by which it was chosen.
 """
 
 import functools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,9 +152,9 @@ class Study:
 
     @functools.cached_property
     def texts(self) -> list[str]:
-        """Names of the training texts, without the parts of their paths that are specific to this machine."""
+        """The training texts, as the recipe has them."""
         texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")
-        return [_portable(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        return [texts] if isinstance(texts, str) else list(texts)
 
     def trials(self) -> list[Job]:
         """All trials, rate by rate, so that no arm is ahead of the others."""
@@ -353,7 +352,7 @@ def _unfolded(tree: Node) -> Node:
     values = dict(tree.value)
     if "overrides" in values:
         values["overrides"] = unfold(values["overrides"])
-    if isinstance((arms := values.get("arms", tree)).value, dict) and "arms" in values:
+    if (arms := values.get("arms")) and isinstance(arms.value, dict):
         values["arms"] = Node({arm: unfold(node) for arm, node in arms.value.items()}, arms.origin)
     return Node(values, tree.origin)
 
@@ -377,9 +376,3 @@ def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
         value = Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
     node = value if isinstance(value, Node) else Node(value, origin)
     return functools.reduce(lambda inner, key: Node({key: inner}, origin), reversed([*above]), node)
-
-
-def _portable(text: str) -> str:
-    """`${DATA}/corpus/*.txt` as corpus/*.txt; another absolute path as its last part."""
-    rest = re.sub(r"^\$\{\w+\}/?", "", text)
-    return Path(rest).name if os.path.isabs(rest) else rest

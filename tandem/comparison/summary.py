@@ -158,7 +158,7 @@ class Summary:
         why = ""
         for arm in self.study.arms:
             losses = self.trial_losses(arm)
-            if losses and len(losses) == len(self.study.rates) and not any(map(math.isfinite, losses.values())):
+            if losses and len(losses) == len(self.study.rates) and best_rate(losses) is None:
                 why += (
                     f" {arm} has no run, as its loss was finite at none of the rates: add lower ones, or drop the arm."
                 )
@@ -178,9 +178,8 @@ class Summary:
         found = []
         for arm in self.study.arms:
             losses = self.trial_losses(arm)
-            best = min(losses, key=lambda rate: (math.isnan(losses[rate]), losses[rate]), default=None)
-            found_one = best is not None and math.isfinite(losses[best])
-            if len(losses) > 1 and found_one and best in (min(self.study.rates), max(self.study.rates)):
+            best = best_rate(losses)
+            if len(losses) > 1 and best in (min(self.study.rates), max(self.study.rates)):
                 side = "lower" if best == min(self.study.rates) else "higher"
                 found.append(f"{arm} did best at {best:g}, the edge of the learning rates tried: try {side} ones, too.")
         for key, values in self.environments.items():
@@ -225,17 +224,16 @@ class Summary:
         over = f"over {counted(difference.seeds, 'seeds')} and {counted(self.documents, 'held-out documents')}"
         if difference.is_nothing:
             return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
-        confidence = f"{100 * (1 - level):g} % interval"
+        bounds, confidence = difference.interval(level), f"{100 * (1 - level):g} % interval"
+        low, high = (fixed(-bound) for bound in reversed(bounds))
         if judged.winner:
             others = "every other arm" if len(judged.to_best) > 1 else rival
-            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
             closest = f"; against {rival}, the least certain" if len(judged.to_best) > 1 else ""
             p = chance(judged.p_to_best[rival])
             return f"{judged.best} wins", (
                 f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
             )
-        if len(self.study.seeds) == 1:
-            low, high = (fixed(-bound) for bound in reversed(difference.interval(level)))
+        if len(self.study.seeds) == 1 and math.isfinite(sum(bounds)):
             return "No winner: one seed", (
                 f"These two networks differ by {by} on such documents ({judged.best} lower than {rival}; {confidence} "
                 f"over documents alone {low} to {high}). What other seeds would give cannot be known from one; "
@@ -264,6 +262,12 @@ class Summary:
             "Student variables, one for the variation over seeds and one for that over documents, "
             f"at level {self.study.level:g}{holm}."
         )
+
+
+def best_rate(losses: Mapping[float, float]) -> float | None:
+    """The learning rate with the lowest finite loss, of equal ones the lowest; None where no loss is finite."""
+    finite = [rate for rate in losses if math.isfinite(losses[rate])]
+    return min(finite, key=lambda rate: (losses[rate], rate), default=None)
 
 
 def spent_until(curve: Sequence[Point], loss: float) -> Spent | None:

@@ -90,8 +90,8 @@ def evaluate(
         split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             _, found[name] = recorded(run, store, documents, split, progress)
-    words = "\n".join(in_words(record, name) for name, record in found.items())
-    return f"step {run.progress.step:,} of {run.steps:,}: {noted(run.note, words)}"
+    words = "\n".join(noted(run.note, in_words(record, name)) for name, record in found.items())
+    return f"step {run.progress.step:,} of {run.steps:,}: {words}"
 
 
 def run_tasks(

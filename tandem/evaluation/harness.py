@@ -260,6 +260,7 @@ def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
             settings=json.loads(json.dumps(found["configs"].get(name, {}), default=str)),
         )
         for name, values in found["results"].items()
+        if "sample_len" in values  # a group may have no numbers of its own
     ]
 
 

@@ -94,7 +94,7 @@ def _read(name: str, above: tuple[str, ...]) -> Iterator[TaskFile | Texts]:
         for other in content["tasks"]:
             yield from _read(other, (*above, name))
     elif "texts" in content:
-        yield Texts(path.stem, str(path), content["texts"])
+        yield Texts(path.stem, str(path), {str(name): paths for name, paths in content["texts"].items()})
     else:
         yield _task(path, content)
 
@@ -139,7 +139,8 @@ def _expanded(value: Any, path: Path) -> Any:
 
 
 def _task(path: Path, content: dict[str, Any]) -> TaskFile:
-    data = tuple(Path(name) for name in _names((content.get("dataset_kwargs") or {}).get("data_files")))
+    given = content.get("dataset_kwargs")
+    data = tuple(Path(name) for name in _names(given.get("data_files") if isinstance(given, dict) else None))
     for file in data:
         if not file.is_file():
             raise UserError(f"{path}: dataset_kwargs.data_files names {file}, and there is no such file")

@@ -160,6 +160,16 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
 
+@pytest.mark.parametrize(("documents", "factor"), [(240, math.nan), (1, 1.0)])
+def test_one_seed_without_an_interval_has_no_difference_to_tell(make_study, run, documents, factor):
+    names = "documents", "nats", "document_tokens", "document_bytes", "end_nats"
+    results = everything(run, ("decoder", "sps"), [1])
+    sound, other = (dataclasses.replace(r, **{name: getattr(r, name)[:documents] for name in names}) for r in results)
+    found = [sound, dataclasses.replace(other, nats=factor * other.nats)]
+    headline, reason = Summary.of(make_study(seeds=[1], arms={"decoder": {}, "sps": {}}), found).verdict
+    assert headline == "No winner" and reason.endswith("cannot be told apart: too few documents, or not finite.")
+
+
 def test_a_trial_whose_likelihood_is_not_finite_is_not_the_best(make_study, run, page):
     rates = [1e-3, 2e-3, 4e-3]
     trials = [run("sps", 1000, rate, trial=True) for rate in rates]
@@ -386,6 +396,13 @@ def test_ticks_are_round_and_inside():
     assert ticks(0, 1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(-0.013, 0.021, 5) == pytest.approx([-0.01, 0, 0.01, 0.02])
     assert log_ticks(3, 40) == [5, 10, 20] and log_ticks(1, 1e6) == [10.0**power for power in range(7)]
+
+
+def test_of_trials_that_are_equal_one_alone_was_taken(make_study, run, page):
+    rates = [4e-3, 1e-3, 2e-3]
+    trials = [dataclasses.replace(run("sps", 1000, 2e-3, trial=True), lr=rate) for rate in rates]
+    starred = Page(page(make_study(rates=rates), [*everything(run), *trials])).text.split("★")
+    assert len(starred) == 3 and starred[0].count(f"{trials[0].nats_per_token:.4f}") == 1  # the lowest, and the note
 
 
 def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):

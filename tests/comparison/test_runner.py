@@ -196,6 +196,16 @@ def test_an_arm_waits_for_the_run_of_its_study_from_which_it_starts(tmp_path, sm
     assert ended.nats.sum() == pytest.approx(began.nats.sum(), rel=1e-4)
 
 
+def test_an_arm_that_waits_for_a_run_which_no_one_makes_says_so(tmp_path, small_corpus, monkeypatch):
+    other = tmp_path / "tiny/runs/deep-lr0.004-seed1"
+    study = read(tmp_path, small_corpus, f"arms.wide.start.run={other}")
+    monkeypatch.setattr(runner, "_work", lambda *_: [])
+    with pytest.raises(runner.Failed, match=f"wide-seed1: start.run = {other}: is not finished, or no run of this"):
+        runner.compare(study, tmp_path / "tiny")
+    listed = StudyFolder(study, tmp_path / "tiny").status()
+    assert "wide-seed1  missing, waits for deep-lr0.004-seed1" in listed
+
+
 @pytest.mark.slow
 def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, small_corpus):
     text = STUDY.replace("budget: 30 steps", "budget: 100 tokens").replace("{network.depth: 1}", "{batch: {rows: 8}}")
@@ -263,6 +273,16 @@ def test_trials_count_for_their_part_of_a_run_in_what_is_left(tmp_path, small_co
     assert folder.seconds_left({study.trials()[1]: 0.5}) == 190 - 5
     monkeypatch.setattr(folder, "finished", lambda job: False)
     assert "8 of 8 runs, 30 steps each, trials 25% of it" in folder.status()
+
+
+def test_runs_that_no_rate_is_left_for_are_not_listed_as_waiting(tmp_path, small_corpus):
+    folder = StudyFolder(read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]"), tmp_path / "tiny")
+    folder.open()
+    for rate in "0.001", "0.004":
+        (folder.processes / f"deep-lr{rate}.error.json").write_text(json.dumps({"message": "no", "diverged": True}))
+    listed = folder.status()
+    assert "deep-lr...-seed1  missing, for the loss is finite at none of its rates" in listed
+    assert "wide-lr...-seed1  missing, for not all of its trials are finished" in listed
 
 
 def test_a_rate_at_which_the_loss_is_not_finite_is_out_of_the_race(tmp_path, small_corpus, monkeypatch):

@@ -1,6 +1,7 @@
 """The tests behind a verdict: worked values, and what they do on studies drawn from a known truth."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("scipy")
 
 from scipy import stats
 
-from tandem.comparison.statistics import Difference, Sample, equivalent, holm, judge, quantile, tail, welch_lower
+from tandem.comparison.statistics import Difference, Sample, holm, judge, quantile, tail, welch_lower
 
 SPS, DELAYED, DOUBLE = Sample(2.8738, 0.0032, 3), Sample(2.8891, 0.0024, 3), Sample(2.8899, 0.0016, 3)
 STUDIES = 1000
@@ -84,7 +85,7 @@ def test_arms_that_are_equal_bit_for_bit_are_told_apart_by_no_study():
     nats, tokens = study(np.random.default_rng(0))
     same = Difference.between(*(np.stack([*nats["A"].values()]),) * 2, tokens)
     assert same.is_nothing and same.p == 1 and same.power(0.05) == 0 and same.seeds_needed(0.05) is None
-    assert same.power(0.05, effect=1e-9) == 1
+    assert replace(same, mean=1e-9).power(0.05) == 1
 
 
 def test_only_finished_studies_of_two_seeds_name_a_winner():
@@ -134,17 +135,13 @@ def test_tests_of_the_papers():
     """State-Prediction Separation, Figure 6: means and standard deviations of three seeds, read off the figure."""
     assert welch_lower(SPS, DELAYED) == pytest.approx((-6.625, 3.709, 1.750e-3), rel=5e-4)
     assert welch_lower(SPS, DOUBLE) == pytest.approx((-7.794, 2.941, 2.357e-3), rel=5e-4)
-    assert equivalent(DELAYED, DOUBLE, 0.01) == pytest.approx((-5.524, 3.485, 3.891e-3), rel=5e-4)
-    assert welch_lower(DELAYED, DOUBLE, 0.01).p == pytest.approx(2.318e-3, rel=5e-4)
 
 
-def test_welch_and_equivalence_are_those_of_scipy():
+def test_welchs_test_is_that_of_scipy():
     rng = np.random.default_rng(5)
     a, b = rng.normal(0, 1, 5), rng.normal(0.3, 2, 9)
     ours, theirs = welch_lower(Sample.of(a), Sample.of(b)), stats.ttest_ind(a, b, equal_var=False, alternative="less")
     assert ours == pytest.approx((theirs.statistic, theirs.df, theirs.pvalue), rel=1e-9)
-    sides = [stats.ttest_ind(x, y + 2, equal_var=False, alternative="less").pvalue for x, y in ((a, b), (b, a))]
-    assert equivalent(Sample.of(a), Sample.of(b), 2.0).p == pytest.approx(max(sides), rel=1e-9)
 
 
 def test_what_one_value_or_no_variance_allows_to_say():
@@ -152,11 +149,7 @@ def test_what_one_value_or_no_variance_allows_to_say():
     two_seeds = Difference(0.01, np.zeros(2), np.zeros(100), 0.008**2, 0.001**2, 99)
     assert math.isnan(one_seed.power(0.05)) and math.isnan(two_seeds.power(0.05, seeds=1))
     low, high, one = Sample(1.0, 0.0, 3), Sample(2.0, 0.0, 3), Sample.of([1.0])
-    assert all(map(math.isnan, [*welch_lower(one, high), *welch_lower(low, one)]))
-    assert welch_lower(low, high) == pytest.approx((-math.inf, math.nan, 0), nan_ok=True)
-    assert welch_lower(high, low) == pytest.approx((math.inf, math.nan, 1), nan_ok=True)
-    assert welch_lower(low, low) == pytest.approx((0, math.nan, 1), nan_ok=True)
-    assert equivalent(low, low, 0.1).p == 0
+    assert welch_lower(one, high) is welch_lower(low, one) is welch_lower(low, high) is None
 
 
 def test_students_interval_of_a_mean():

@@ -9,6 +9,7 @@ from typed import tandem
 
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.grid import load_grid
+from tandem.comparison.report import portable
 from tandem.recipe import UserError, load, recipes
 
 RATES = "rates: [1e-3, 4e-3]\n"
@@ -170,8 +171,8 @@ def test_data_elsewhere_are_named_without_where_they_lie(tmp_path, small_corpus,
     assert "the environment has no TANDEM_DATA; set it" in complaint(tmp_path, small_corpus, override)
     monkeypatch.setenv("TANDEM_DATA", "/somewhere")
     study = read(tmp_path, small_corpus, override)
-    assert study.texts == ["sub/*.txt"] and "/somewhere" not in study.to_yaml()
-    assert read(tmp_path, small_corpus).texts == [texts.strip("[]").rpartition("/")[2]]
+    assert [*map(portable, study.texts)] == ["sub/*.txt"] and "/somewhere" not in study.to_yaml()
+    assert [*map(portable, read(tmp_path, small_corpus).texts)] == [texts.strip("[]").rpartition("/")[2]]
 
 
 def test_what_is_done_is_listed_of_this_study_alone(tmp_path, small_corpus):

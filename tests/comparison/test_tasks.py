@@ -92,6 +92,13 @@ def test_words_are_those_of_the_documents_scored(trained, files):
     assert kept["metrics"]["nats per word"]["value"] == pytest.approx(nats / sum(words[i] for i in asked))
 
 
+def test_a_text_may_be_called_by_a_year(trained, files):
+    (files / "years.yaml").write_text("texts: {2024: '${ANIMALS}/poem.txt'}")
+    done = tandem("evaluate", trained, "--tasks", files / "years.yaml")
+    assert done.exit_code == 0, done.output
+    assert json.loads((trained / "tasks" / "2024.json").read_text())["task"] == "2024"
+
+
 def test_suffixes_are_not_divided_by_the_words_of_whole_documents(trained, files):
     run = shutil.copytree(trained, files / "suffixes")
     (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("prefix: false", "prefix: true"))

@@ -8,6 +8,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from lm_eval.tasks import TaskManager
 
 from tandem.corpus import Segmentation, Store, Tokenizer
 from tandem.corpus.store import StoreWriter
@@ -326,6 +327,18 @@ def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
     assert (result.name, result.count) == ("mine", 2)
 
 
+def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, monkeypatch):
+    """Such as hf:openllm or hf:pythia."""
+    own = MINE.replace("${TANDEM_DATA}", str(data))
+    (tmp_path / "mine.yaml").write_text(own)
+    (tmp_path / "yours.yaml").write_text(own.replace("task: mine", "task: yours"))
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [mine, yours]\n")
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    monkeypatch.setattr("tandem.evaluation.harness.TaskManager", lambda include_defaults: manager)
+    found = run_tasks(harness(), [TaskFile("hf:both", "hf:both")], limit=2)
+    assert [(result.name, result.count) for result in found] == [("mine", 2), ("yours", 2)]
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -342,6 +355,7 @@ def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
             r"mine.yaml: the harness cannot run it.*question",
         ),
         (MINE.replace("multiple_choice", "multiple"), r"mine.yaml: the harness cannot run it.*multiple"),
+        ("task: mine\ndataset_kwargs: [a]\n", r"mine.yaml: the harness cannot run it"),
         (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness cannot run it.*tset_split"),
         (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness cannot run it"),
         ("tasks: [mine.yaml, piqa]\n", r"contains itself"),
