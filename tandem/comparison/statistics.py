@@ -265,11 +265,11 @@ def judge(
     )
 
 
-# The test that papers report ----------------------------------------------------------------------------------------
+# Tests that papers report -------------------------------------------------------------------------------------------
 
 
 class Sample(NamedTuple):
-    """What this test needs to know about n independent values."""
+    """What these tests need to know about n independent values."""
 
     mean: float
     deviation: float
@@ -288,14 +288,26 @@ class Sample(NamedTuple):
         return float(t * self.deviation / math.sqrt(self.n))
 
 
-def welch_lower(a: Sample, b: Sample) -> tuple[float, float, float] | None:
-    """(t, degrees of freedom, p) of Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b`.
+class Outcome(NamedTuple):
+    t: float
+    freedom: float
+    p: float
+
+
+def welch_lower(a: Sample, b: Sample, margin: float = 0.0) -> Outcome | None:
+    """Welch's one-sided test, unpaired, that the mean of `a` is lower than that of `b` plus `margin`.
 
     None where a sample has one value or one that is not finite, or neither varies.
     """
     if not a.deviation + b.deviation > 0:  # NaN included
         return None
     v_a, v_b = a.deviation**2 / a.n, b.deviation**2 / b.n
-    t = (a.mean - b.mean) / math.sqrt(v_a + v_b)
+    t = (a.mean - b.mean - margin) / math.sqrt(v_a + v_b)
     freedom = (v_a + v_b) ** 2 / (v_a**2 / (a.n - 1) + v_b**2 / (b.n - 1))
-    return t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t))
+    return Outcome(t, freedom, float(require("scipy.special", "statistics").stdtr(freedom, t)))
+
+
+def equivalent(a: Sample, b: Sample, margin: float) -> Outcome | None:
+    """Two one-sided tests that the means differ by less than `margin`: the weaker of the two. None as above."""
+    lower, higher = welch_lower(a, b, margin), welch_lower(b, a, margin)
+    return max(lower, higher, key=lambda outcome: outcome.p) if lower and higher else None

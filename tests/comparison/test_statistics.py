@@ -10,7 +10,7 @@ pytest.importorskip("scipy")
 
 from scipy import stats
 
-from tandem.comparison.statistics import Difference, Sample, holm, judge, quantile, tail, welch_lower
+from tandem.comparison.statistics import Difference, Sample, equivalent, holm, judge, quantile, tail, welch_lower
 
 SPS, DELAYED, DOUBLE = Sample(2.8738, 0.0032, 3), Sample(2.8891, 0.0024, 3), Sample(2.8899, 0.0016, 3)
 STUDIES = 1000
@@ -135,13 +135,17 @@ def test_tests_of_the_papers():
     """State-Prediction Separation, Figure 6: means and standard deviations of three seeds, read off the figure."""
     assert welch_lower(SPS, DELAYED) == pytest.approx((-6.625, 3.709, 1.750e-3), rel=5e-4)
     assert welch_lower(SPS, DOUBLE) == pytest.approx((-7.794, 2.941, 2.357e-3), rel=5e-4)
+    assert equivalent(DELAYED, DOUBLE, 0.01) == pytest.approx((-5.524, 3.485, 3.891e-3), rel=5e-4)
+    assert welch_lower(DELAYED, DOUBLE, 0.01) == pytest.approx((-6.485, 3.485, 2.318e-3), rel=5e-4)
 
 
-def test_welchs_test_is_that_of_scipy():
+def test_welch_and_equivalence_are_those_of_scipy():
     rng = np.random.default_rng(5)
     a, b = rng.normal(0, 1, 5), rng.normal(0.3, 2, 9)
     ours, theirs = welch_lower(Sample.of(a), Sample.of(b)), stats.ttest_ind(a, b, equal_var=False, alternative="less")
     assert ours == pytest.approx((theirs.statistic, theirs.df, theirs.pvalue), rel=1e-9)
+    sides = [stats.ttest_ind(x, y + 2, equal_var=False, alternative="less").pvalue for x, y in ((a, b), (b, a))]
+    assert equivalent(Sample.of(a), Sample.of(b), 2.0).p == pytest.approx(max(sides), rel=1e-9)
 
 
 def test_what_one_value_or_no_variance_allows_to_say():
@@ -150,6 +154,7 @@ def test_what_one_value_or_no_variance_allows_to_say():
     assert math.isnan(one_seed.power(0.05)) and math.isnan(two_seeds.power(0.05, seeds=1))
     low, high, one = Sample(1.0, 0.0, 3), Sample(2.0, 0.0, 3), Sample.of([1.0])
     assert welch_lower(one, high) is welch_lower(low, one) is welch_lower(low, high) is None
+    assert equivalent(low, low, 0.1) is None
 
 
 def test_students_interval_of_a_mean():
