@@ -36,9 +36,9 @@ class Question(NamedTuple):
 
 class Answer(NamedTuple):
     log_likelihood: float
-    """Natural, of the continuation given the prompt."""
+    """Natural, of the continuation given the prompt. Sentence ends count; sentence begins are certain and do not."""
     is_greedy: bool
-    """Whether each of its tokens is the likeliest of all that a text can contain."""
+    """Whether each of its tokens is the likeliest of all that generation may draw."""
 
 
 def question(network: Network, prompt: Ids, continuation: Ids) -> Question:
@@ -113,14 +113,16 @@ def _read(
         asked = [of_row[place] if place < len(of_row) else () for of_row in continuations]
         branch = session.fork() if place < most - 1 else session
         for prompt, continuation, answer in zip(
-            prompts, asked, _follow(branch, after_prompt, asked, network.vocabulary), strict=True
+            prompts, asked, _follow(network, branch, after_prompt, asked), strict=True
         ):
             if continuation:
                 found[Question(prompt, continuation)] = answer
     return found
 
 
-def _follow(session: Session, logits_BV: Tensor, continuations: list[tuple[int, ...]], vocabulary: int) -> list[Answer]:
+def _follow(
+    network: Network, session: Session, logits_BV: Tensor, continuations: list[tuple[int, ...]]
+) -> list[Answer]:
     """The answer of every row, from a session's logits now and after each further token; (): no question."""
     T = max(map(len, continuations))
     tokens_BT = torch.tensor([[*row, *[0] * (T - len(row))] for row in continuations], device=logits_BV.device)
@@ -129,6 +131,7 @@ def _follow(session: Session, logits_BV: Tensor, continuations: list[tuple[int, 
         if t:
             logits_BV = session.step(tokens_BT[:, t - 1])
         log_p.append(logits_BV.float().log_softmax(-1).gather(-1, tokens_BT[:, t : t + 1]))
-        is_likeliest.append(logits_BV[:, :vocabulary].argmax(-1, keepdim=True) == tokens_BT[:, t : t + 1])
-    found = zip(torch.cat(log_p, 1).double().cpu(), torch.cat(is_likeliest, 1).cpu(), continuations, strict=True)
+        is_likeliest.append(logits_BV[:, : network.ids].argmax(-1, keepdim=True) == tokens_BT[:, t : t + 1])
+    log_p_BT = torch.cat(log_p, 1).double().where(tokens_BT <= network.vocabulary, 0.0)  # no sentence begin counts
+    found = zip(log_p_BT.cpu(), torch.cat(is_likeliest, 1).cpu(), continuations, strict=True)
     return [Answer(nats[: len(row)].sum().item(), bool(is_best[: len(row)].all())) for nats, is_best, row in found]

@@ -91,17 +91,18 @@ class Harness(TemplateLM):
         return self._loglikelihood_tokens([(request.args, *self._pair(*request.args)) for request in requests])
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, cut where the context ends, as the harness does for every model."""
-        prompt, asked = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
-        if not prompt:
-            return [*self.network.prompt(self.tandem_tokenizer, ""), *asked[:1]], asked[1:]
-        prompt = self.network.prompt(self.tandem_tokenizer, context.rstrip())  # the same, with what the network adds
-        if not asked:
+        """Tokens of both, with those that the network adds, cut where the context ends; its last white space belongs to
+        the continuation, as the harness has it for every model. Without a context, the first token is the prompt."""
+        read = self.network.prompt(self.tandem_tokenizer, context + continuation)
+        text = [place for place, token in enumerate(read, 1) if token < self.network.vocabulary]
+        given = len(self.tok_encode(context.rstrip()))
+        cut = text[max(1, given) - 1] if len(text) > given else len(read)
+        if given and cut == len(read):
             raise UserError(
                 f"nothing is left to ask after {context[-40:]!r}: this tokenizer joins it with {continuation[:40]!r} "
                 "into fewer tokens; give the task a target_delimiter"
             )
-        return prompt, asked
+        return read[:cut], read[cut:]
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         asked = [question(self.network, prompt, tokens) for _, prompt, tokens in requests if tokens]
@@ -109,7 +110,7 @@ class Harness(TemplateLM):
         return [tuple(next(found)) if tokens else (0.0, True) for _, _, tokens in requests]  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of each request's text by the ruler; that of an empty text is 0."""
+        """Log-likelihood of each request's text by the ruler, sentence ends included; that of an empty text is 0."""
         texts = [request.args[0] for request in requests]
         log_likelihoods = np.zeros(len(texts))
         with TemporaryDirectory() as folder:
@@ -118,7 +119,7 @@ class Harness(TemplateLM):
             writer.close([])
             store = Store(Path(folder) / "texts", self.network.segmentation)
             found = likelihood(self.network, store, context=self.network.context, rows=self.rows, progress=self.told)
-        log_likelihoods[found.order] = -found.nats_by_document
+        log_likelihoods[found.order] = -found.nats_by_document - found.end_nats_by_document
         return log_likelihoods.tolist()
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:

@@ -188,10 +188,12 @@ class Gestalt(Network):
         return scoring_streams(store, context, rows, documents, whole)
 
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        """The text's tokens with [EOS] after every sentence, as in training; the last one stays open."""
+        """The text's tokens with [EOS] after every sentence, as in training, but for full ones, which close by
+        themselves; the last one stays open. A text without tokens is [EOS] alone, which closes nothing."""
         cut = self.segmentation or Segmentation(cap=min(64, self.config.cap))
-        first, *others = open_sentences(text, tokenizer, cut)
-        return [*first.tolist(), *(token for part in others for token in (self.end, *part.tolist()))]
+        *closed, last = (part.tolist() for part in open_sentences(text, tokenizer, cut))
+        ended = (part if len(part) == self.config.cap else [*part, self.end] for part in closed)
+        return [*itertools.chain.from_iterable(ended), *last] or [self.end]
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -24,7 +24,7 @@ def asked_of(network):
     session, written = network.session(1), ()
     logits = session.prefill([[8, 1, 4]])
     for _ in range(4):
-        written += (int(logits[0, :VOCABULARY].argmax()),)
+        written += (int(logits[0, : network.ids].argmax()),)
         logits = session.step(torch.tensor(written[-1:]))
     return [
         *ALONE,
@@ -39,7 +39,11 @@ def by_a_session_of_its_own(network, asked):
     logits = session.prefill([list(asked.prompt)])
     for token in asked.continuation:
         log_p = logits[0].log_softmax(-1)
-        total, is_greedy = total + log_p[token].item(), is_greedy and token == int(log_p[:VOCABULARY].argmax())
+        is_begin = token > network.vocabulary
+        total, is_greedy = (
+            total + (0.0 if is_begin else log_p[token].item()),
+            is_greedy and token == int(log_p[: network.ids].argmax()),
+        )
         logits = session.step(torch.tensor([token]))
     return Answer(total, is_greedy)
 

@@ -176,11 +176,11 @@ def test_a_pair_is_cut_where_its_context_ends():
 ROLLED = ["a short one", "", " \n", "é", "The cat sat on the mat. " * 9, "x", "naïve " * 12]
 
 
-def store_of(texts, folder):
+def store_of(texts, folder, segmentation=None):
     writer = StoreWriter(folder, Tokenizer.of_bytes())
     writer.append(*writer.tokenizer.encode_batch(texts))
     writer.close([])
-    return Store(folder)
+    return Store(folder, segmentation)
 
 
 @pytest.mark.parametrize("name", ["decoder", "boundary_decoder", "gestalt"])
@@ -190,7 +190,8 @@ def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows, n
     found = harness(network, rows=rows).loglikelihood_rolling(requests(*((text,) for text in ROLLED)))
     expected = likelihood(network, store_of(ROLLED, tmp_path / "store"), context=network.context, rows=2)
     assert found[1] == 0.0 > found[2] and len(found) == len(ROLLED)
-    np.testing.assert_allclose([-found[i] for i in expected.order], expected.nats_by_document, rtol=1e-5)
+    nats = expected.nats_by_document + expected.end_nats_by_document
+    np.testing.assert_allclose([-found[i] for i in expected.order], nats, rtol=1e-5)
 
 
 def test_whole_texts_are_cut_into_the_sentences_that_a_network_can_read():
@@ -243,16 +244,57 @@ def test_texts_are_those_of_greedy_generation_up_to_a_stop_string():
 def test_networks_that_read_sentences_are_told_of_those_of_the_prompt(name):
     """And of those that they write, as in generation."""
     network = reads_sentences(name)
-    text, tokenizer = "The cat sat. The dog ran.", Tokenizer.of_bytes()
-    prompt, (first, second) = network.prompt(tokenizer, text), tokenizer.encode(" I").tolist()
+    text, tokenizer = "The cat sat. The do", Tokenizer.of_bytes()
+    prompt, asked = network.prompt(tokenizer, text), tokenizer.encode("gs").tolist()
     assert network.end in prompt if name == "gestalt" else prompt[0] == 258
-    session = network.session(1)
-    nats = session.prefill([prompt]).log_softmax(-1)[0, first]
-    nats = nats + session.step(torch.tensor([first])).log_softmax(-1)[0, second]
-    ((found, _),) = harness(network).loglikelihood(requests((text, " I")))
-    assert found == pytest.approx(nats.item(), abs=1e-4)
+    session, nats = network.session(1), 0.0
+    logits = session.prefill([prompt])
+    for token in asked:
+        nats += logits.log_softmax(-1)[0, token].item()
+        logits = session.step(torch.tensor([token]))
+    ((found, _),) = harness(network).loglikelihood(requests((text, "gs")))
+    assert found == pytest.approx(nats, abs=1e-4)
     greedy = generate_text(network, tokenizer, [text], sampler=Sampler(Sampler.Config(temperature=0.0)), max_tokens=9)
     assert harness(network).generate_until(requests((text, {"max_gen_toks": 9, "until": ["\n\nnever"]}))) == greedy
+
+
+def scored_by_the_ruler(network, text, folder):
+    """-(nats of tokens 2 to last, those of sentence ends), the document end left out."""
+    (scoring,) = network.scoring(store_of([text], folder, network.segmentation), 200, 1)
+    with torch.no_grad():
+        nll = network.score(scoring.batch)
+    asked = (scoring.document == 0) & (scoring.index != 0) & (scoring.index != len(text))
+    return -nll[asked].sum().item()
+
+
+@pytest.mark.parametrize("segmentation", [Segmentation(), Segmentation(splitter="every", every=7)], ids=str)
+@pytest.mark.parametrize("name", ["boundary_decoder", "gestalt"])
+def test_sentences_of_a_continuation_end_as_in_training(name, segmentation, tmp_path):
+    """Where it begins with one, too; their ends are paid for, as in the ruler."""
+    network, text = reads_sentences(name), "The cat sat down. The dog ran off. It rained on them."
+    network.segmentation, network.context = segmentation, 200
+    expected = scored_by_the_ruler(network, text, tmp_path / "store")
+    ((rest, _),) = harness(network).loglikelihood(requests((text[0], text[1:])))
+    assert rest == pytest.approx(expected, abs=1e-3)
+    for context in (text[:17], text[:18], text[:40]):  # a whole sentence, the same with its space, a part of one
+        (before, _), (after, _) = harness(network).loglikelihood(
+            requests((text[0], context[1:].rstrip()), (context, text[len(context) :]))
+        )
+        assert before + after == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_sentence_that_is_full_closes_for_free():
+    """As in generation, where its end is not drawn."""
+    network, tokenizer, text = reads_sentences("gestalt"), Tokenizer.of_bytes(), "The cat sat on. The dog ran."
+    network.config, network.context = network.config.model_copy(update={"cap": 16}), 200
+    ids, session, nats = tokenizer.encode(text).tolist(), network.session(1), 0.0
+    logits = session.prefill([ids[:1]])
+    for token in ids[1:]:
+        nats += logits.log_softmax(-1)[0, token].item()
+        logits = session.step(torch.tensor([token]))
+    assert session.forced == 1
+    ((found, _),) = harness(network).loglikelihood(requests((text[0], text[1:])))
+    assert found == pytest.approx(nats, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["decoder", "boundary_decoder", "gestalt"])

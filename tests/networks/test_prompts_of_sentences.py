@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 
 from tandem.corpus import Segmentation, Tokenizer, segment
 from tandem.corpus.store import Store, StoreWriter
@@ -42,9 +43,8 @@ def read_by(network, store) -> list[int]:
         return tokens[: tokens.index(store.eos)]
     (lengths,), made = scoring.batch.lengths, []
     for part in scoring.batch.tokens.split(lengths):
-        made += [*part.tolist(), network.end]
-    assert made[-2] == store.eos
-    return made[:-2]
+        made += part.tolist() if len(part) == network.config.cap else [*part.tolist(), network.end]
+    return made[: made.index(store.eos)]
 
 
 @pytest.mark.parametrize("cls", [Gestalt, BoundaryDecoder])
@@ -66,7 +66,7 @@ def test_a_prompt_by_itself_is_cut_by_the_defaults(cls, tmp_path):
     network = network_of(cls, None, cap=16)
     cap = 16 if cls is Gestalt else 64  # never more than a network takes
     assert network.prompt(TOKENIZER, TEXT) == read_by(network, store_of(tmp_path / "store", Segmentation(cap=cap)))
-    assert network.prompt(TOKENIZER, "") == ([] if cls is Gestalt else [network.vocabulary + 1])  # [BOS]
+    assert network.prompt(TOKENIZER, "") == [network.vocabulary + (cls is BoundaryDecoder)]  # [EOS], [BOS]
 
 
 def test_the_last_sentence_of_a_prompt_is_open_and_so_never_too_short():
@@ -74,6 +74,16 @@ def test_the_last_sentence_of_a_prompt_is_open_and_so_never_too_short():
     text, ids = "It rained. He", TOKENIZER.encode
     assert len(ids(" He")) < 3
     assert network.prompt(TOKENIZER, text) == [*ids("It rained."), network.end, *ids(" He")]
+
+
+def test_an_empty_text_begins_as_texts_do():
+    """After [BOS] alone, or the learned start of a stream."""
+    network = network_of(Gestalt, Segmentation(cap=16))
+    opened, begun = network.session(1), network.session(1)
+    logits = opened.prefill([network.prompt(TOKENIZER, "")])
+    begun.step(torch.tensor([5]))
+    assert opened.known.tolist() == [0] and opened.held.tolist() == [1]
+    assert torch.equal(opened.step(torch.tensor([5])), begun.logits) and not torch.equal(logits, begun.logits)
 
 
 def test_prompts_have_no_given_sentences():
