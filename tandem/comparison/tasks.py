@@ -82,20 +82,29 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
 
 def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
     """Likelihood of each text, and of each of its documents; also per word, as papers report it, where documents are
-    scored whole."""
+    scored whole; of a network that is told of sentence boundaries with their nats, too."""
     prefix = run.recipe.evaluation.prefix
     stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.")
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found = scored(run, store, limit, progress=progress)
-        metrics = {
-            "nats per token": (found.nll, found.nll_error),
-            "bits per byte": (found.bits_per_byte, found.bits_per_byte_error),
+        units = {
+            "nats per token": (found.tokens_by_document, 1),
+            "bits per byte": (found.bytes_by_document, math.log(2)),
         }
         if store.tokenizer.is_lossless and not prefix:
-            words = np.array([len(store.tokenizer.decode(store.document(i)).split()) for i in found.order])
-            metrics["nats per word"] = found.nats / int(words.sum()), ratio_error(found.nats_by_document, words)
-        columns = found.order, found.nats_by_document, found.tokens_by_document, found.bytes_by_document
+            words = [len(store.tokenizer.decode(store.document(i)).split()) for i in found.order]
+            units["nats per word"] = np.array(words), 1
+        nats = {"": found.nats_by_document}
+        if found.nll_paper is not None:
+            nats[" with boundaries"] = found.nats_by_document + found.end_nats_by_document
+        metrics = {
+            unit + what: (sums.sum() / (size.sum() * scale), ratio_error(sums, size) / scale)
+            for unit, (size, scale) in units.items()
+            for what, sums in nats.items()
+        }
+        columns = found.order, found.nats_by_document, found.end_nats_by_document
+        columns += found.tokens_by_document, found.bytes_by_document
         rows = zip(*(column.tolist() for column in columns), strict=True)
         yield (
             {
@@ -114,7 +123,7 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
                 "versions": {"tokenizer": run.corpus.tokenizer.hash},
                 "data": dict.fromkeys(store.manifest.sources, store.fingerprint),
             },
-            [dict(zip(("item", "nats", "tokens", "bytes"), row, strict=True)) for row in rows],
+            [dict(zip(("item", "nats", "end_nats", "tokens", "bytes"), row, strict=True)) for row in rows],
         )
 
 

@@ -8,6 +8,9 @@ prompt is read once for all its continuations:
     asked       on the mat           fork, step, step      log p( the), log p( mat)
                 by the door          fork, step, step      log p( the), log p( door)
 
+A continuation holds the sentence boundaries that a network reads in it: the nats of ends count, as in the ruler
+(likelihood.py).
+
 Finished rows keep running unseen, as in generation. Up to rounding, no result depends on how many prompts are read at a
 time; equal questions are asked once, so that equal choices tie exactly. Log-probabilities are float32, with or without
 autocast; their sums are float64.

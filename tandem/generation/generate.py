@@ -8,8 +8,9 @@ Every row draws from its own generator, so a batch gives what its prompts give o
 Everything runs in float32, as the weights are stored. This is also the fastest for one row on a CPU: a cached step in
 bfloat16 takes twice as long there.
 
-An empty text starts with the document end. No network is ever trained on what follows it (a document starts with no
-context), so the beginning of the text is arbitrary; give it a word where that matters.
+An empty text starts as the network's `prompt` starts one, by [BOS] where sentences do, or with the document end. No
+network is trained on what follows that (a document starts with no context), so the beginning of such a text is
+arbitrary; give it a word where that matters.
 """
 
 import itertools

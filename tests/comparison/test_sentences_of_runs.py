@@ -1,12 +1,13 @@
 """What a run knows of sentences, from its recipe to its prompts and its export."""
 
 import json
+import math
 import sys
 
 import pytest
 
 from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
-from tandem.comparison.trained import evaluate, open_model, open_trained, write_model
+from tandem.comparison.trained import evaluate, open_model, open_trained, run_tasks, write_model
 from tandem.corpus import SUBSET, Order, Segmentation, sentences
 from tandem.evaluation.likelihood import likelihood
 from tandem.recipe import UserError, load
@@ -63,6 +64,21 @@ def test_three_numbers_are_shown_of_a_network_that_is_told_of_boundaries(spans):
     assert in_words(plain).startswith(f"{told}), ")
     plain = {key: value for key, value in plain.items() if not key.startswith("nats_per_token_")}
     assert in_words(plain).startswith(f"{free:.3f} nats/token, ")
+
+
+def test_texts_of_tasks_are_also_told_with_their_boundaries(spans, tmp_path):
+    path, _ = spans
+    (tmp_path / "rivers.txt").write_text("the cat sees a river and the river sees a cat")
+    (tmp_path / "mine.yaml").write_text(f"texts: {{rivers: {tmp_path / 'rivers.txt'}}}")
+    run_tasks(path, str(tmp_path / "mine.yaml"), None, None)
+    kept = json.loads((path / "tasks" / "rivers.json").read_text())["metrics"]
+    (item,) = map(json.loads, (path / "tasks" / "rivers.items.jsonl").read_text().splitlines())
+    assert item["end_nats"] > 0
+    sizes = {"nats per token": item["tokens"], "bits per byte": item["bytes"] * math.log(2), "nats per word": 11}
+    assert {name: metric["value"] for name, metric in kept.items()} == pytest.approx(
+        {name: item["nats"] / size for name, size in sizes.items()}
+        | {f"{name} with boundaries": (item["nats"] + item["end_nats"]) / size for name, size in sizes.items()}
+    )
 
 
 def test_what_decoding_costs_is_measured_after_a_prompt_of_sentences(spans):

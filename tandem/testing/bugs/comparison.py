@@ -60,7 +60,9 @@ BUGS = {
     ],
     "comparison/tasks.py": [
         ("nats of some documents by the words of others", "tests/comparison/test_tasks.py",
-         "for i in found.order])", "for i in range(len(found.order))])"),
+         "for i in found.order]", "for i in range(len(found.order))]"),
+        ("sentence ends are free beside their name", "tests/comparison/test_sentences_of_runs.py",
+         "found.nats_by_document + found.end_nats_by_document", "found.nats_by_document"),
     ],
     "comparison/report.py": [
         ("a sample is read as HTML", "tests/comparison/test_report.py",
