@@ -164,6 +164,7 @@ class Gestalt(Network):
             "serial": {"blocks": "self_then_cross"},
             "serial_begins": {"blocks": "self_then_cross", "seed": False, **paper},
             "parallel": {"blocks": "parallel"},
+            "parallel_begins": {"blocks": "parallel", "seed": False},
             "in_context": {"blocks": "self", **paper},
             "in_context_begins": {"blocks": "self", "seed": False},
         }
