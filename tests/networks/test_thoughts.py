@@ -609,6 +609,12 @@ def test_parameters_of_the_recipes(recipe, parameters):
     assert sum(found.values()) - found["embedding"] == parameters
 
 
+def test_parameters_of_the_published_opponent():
+    with torch.device("meta"):
+        found = Decoder(load("gestalt/gpt2").network, 50_257, 1024).cost().parameters
+    assert sum(found.values()) - found["embedding"] == 85_056_000
+
+
 STREAM = [25] * 30
 FLOPS = [(48, 1, 2_126_863_872, 12_852_296_352), (96, 2, 4_740_691_968, 28_626_378_048),
          (192, 3, 11_429_240_832, 68_939_897_472), (384, 6, 30_649_909_248, 184_628_360_448),
