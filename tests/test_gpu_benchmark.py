@@ -41,6 +41,22 @@ def test_the_script_for_cuda_runs_at_tiny_sizes(tmp_path):
     assert all(f"| {mask} |" in page for mask in timed) and "## Goals" in page and page.count("(shipped)") == 3
 
 
+def test_the_kernels_compile_for_an_h100_without_spills(tmp_path):
+    """The interpreter takes what the compiler refuses, or makes slow."""
+    words = [str(FOLDER / "registers.py"), "--cases", "two_streams", "--widths", "64", "--out", str(tmp_path / "found")]
+    fresh = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=fresh)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()[1:]]
+    found = {record["kernel"]: record for record in records}
+    gradients = {"key_gradient_kernel, at once", "key_gradient_kernel", "query_gradient_kernel"}
+    assert found.keys() == gradients | {"forward_kernel", "terms_kernel", "decode_kernel", "combine_kernel"}
+    assert not [name for name, record in found.items() if record["spilled_bytes"] or not record["programs"]], found
+    for name in gradients | {"forward_kernel", "decode_kernel"}:
+        products = "HMMA" if name == "decode_kernel" else "HGMMA"
+        assert found[name][products] and found[name]["copies"] and found[name]["loops"], found[name]
+
+
 def test_a_step_in_bags_is_that_of_the_objective(benchmarks, monkeypatch):
     import gpu_networks
 
