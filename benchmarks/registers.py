@@ -129,12 +129,9 @@ def main() -> None:
             print(f"{case}, D {D}: registers, spilled bytes, shared KiB, programs of a multiprocessor, loops")
             for record in compiled(CASES[case], D):
                 records.append({"case": case, "D": D} | record)
-                tile = "x".join(map(str, record["tile"][:2]))
-                print(
-                    f"  {record['kernel']:<30} {tile:>8}, {record['tile'][2]} warps {record['registers']:5}"
-                    f" {record['spilled_bytes']:5} {record['shared_bytes'] / 1024:7.1f} {record['programs']:3}  {record['loops'] or ''}",
-                    flush=True,
-                )
+                tile = f"{record['tile'][0]} x {record['tile'][1]}, {record['tile'][2]} warps"
+                numbers = f"{record['registers']:5} {record['spilled_bytes']:5} {record['shared_bytes'] / 1024:7.1f}"
+                print(f"  {record['kernel']:<30} {tile:>18} {numbers} {record['programs']:3}  {record['loops'] or ''}")
     write(options.out, records)
 
 
