@@ -8,7 +8,8 @@ of queries as one in two walks, with the shipped tiles of the other kernel. With
 call, 768 channels, bfloat16. The result of a candidate is compared with that of the shipped tiles: `off` is the largest
 difference over the largest value.
 
-Candidates are shapes that fit in registers, or nearly, with two or three programs on a multiprocessor instead of one.
+Candidates are shapes that fit in registers, or nearly (registers.py), some with two or three programs on a
+multiprocessor instead of one.
 The best go into `HALF` of tandem/nn/attention_triton.py.
 """
 
@@ -36,7 +37,7 @@ CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, sta
     128: (
         ((128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3)),
         ((64, 64, 4, 2), (128, 64, 8, 3)),
-        ((64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2)),
+        ((64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (32, 64, 4, 2)),
     ),
 }
 TIMED = ("causal", "sps", "double decoder")
