@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from tandem.analysis.analysis import Analysis, Sums
@@ -107,6 +107,13 @@ class CoordinateCheck(Analysis):
         """Updates before the scales are measured, all at the peak rate."""
         lr: float | None = Field(None, gt=0)
         """Peak rate at the base width; null: that of the recipe."""
+
+        @field_validator("widths")
+        @classmethod
+        def _widths_differ(cls, widths):
+            if len(set(widths)) < len(widths):
+                raise ValueError("names a width twice; give each width once")
+            return widths
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, recipe = self.config, run.recipe

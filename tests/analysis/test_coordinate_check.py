@@ -11,7 +11,7 @@ from tandem.analysis.analysis import Sums
 from tandem.analysis.coordinate_check import CoordinateCheck, at_width, roots, spread, watched
 from tandem.corpus import Batch, prepare
 from tandem.networks.decoder import Decoder
-from tandem.recipe import UserError, load
+from tandem.recipe import UserError, configure, load, register_all
 from tandem.training.run import Run
 
 ROWS = ["batch.rows=2", "batch.context=32", "network.width=32"]
@@ -88,3 +88,9 @@ def test_a_block_of_several_passes_tells_of_all_of_them():
     squares.add("block", torch.full((6, 3), 9.0))
     assert roots(squares) == {"block": pytest.approx((28 / 4) ** 0.5)}
     assert spread({64: {"a": 1.0, "b": 3.0}, 128: {"a": 4.0, "b": 2.0}}) == {"a": 4.0, "b": 1.5}
+
+
+def test_a_width_named_twice_is_refused():
+    register_all()
+    with pytest.raises(UserError, match=r"analysis.widths = \[64, 64, 128\]: .*each width once"):
+        configure("analysis", "coordinate_check", ["analysis.widths=[64, 64, 128]"])
