@@ -26,7 +26,7 @@ from tandem.export.hugging_face import refusal
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
-from tandem.recipe import Recipe, UserError
+from tandem.recipe import Recipe, UserError, counted
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
@@ -303,7 +303,8 @@ def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
-        f"{judged['tokens']:,} tokens, {judged['bytes']:,} bytes, {judged['documents']:,} documents"
+        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}, "
+        + counted(judged["documents"], "documents")
     )
 
 
