@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
@@ -103,12 +103,21 @@ class Sentences:
         starts: (S,) int64, where each sentence starts in the tokens of the store; it ends where the next one starts.
         firsts: (D + 1,) int64, the first sentence of each document: those of i are firsts[i] .. firsts[i + 1] - 1.
         cap: most tokens of a sentence.
+
+    Raises: UserError if a file is missing, or does not fit the manifest.
     """
 
     def __init__(self, store: Store, folder: Path):
-        self.manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
         path = folder / "starts.bin"
-        if path.stat().st_size != 8 * self.manifest.sentences:
+        try:
+            self.manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is missing; delete {folder}") from error
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"{folder / 'manifest.json'} does not read as one: {reason}; delete {folder}") from error
+        if size != 8 * self.manifest.sentences:
             raise UserError(
                 f"{path} does not hold the {self.manifest.sentences} sentences of its manifest; delete {folder}"
             )

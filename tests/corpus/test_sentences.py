@@ -255,3 +255,13 @@ def test_a_segmentation_cut_short_is_refused(store):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match=r"does not hold the \d+ sentences of its manifest; delete"):
         segment(store, Segmentation())
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "starts.bin"])
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_segmentation_that_is_damaged_is_refused_with_the_cure(store, name, content):
+    segment(store, Segmentation())
+    (path,) = (store.folder / "sentences").glob(f"rules-*/{name}")
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{path.name}.*; delete {path.parent}"):
+        segment(store, Segmentation())
