@@ -14,6 +14,7 @@ Memory: one document; for a parquet file, a few hundred rows of the one column.
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class File:
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        """The path as text; bytes of it that are not UTF-8, which a manifest cannot hold, are spelled out."""
+        return os.fsencode(self.path).decode(errors="backslashreplace")
 
     @property
     def identity(self) -> str:

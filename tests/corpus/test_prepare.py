@@ -194,6 +194,17 @@ def test_a_damaged_corpus_is_refused_with_the_cure(config):
         prepare(config())
 
 
+def test_a_file_whose_name_is_not_utf_8_is_a_text_like_any_other(config, tmp_path):
+    folder = tmp_path / "named"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"caf\udce9 {number}.txt").write_text(f"Coffee number {number}.")
+    corpus = prepare(config(texts=str(folder)))
+    assert len(corpus.train) + len(corpus.validation) == 20
+    assert str(folder / "caf\\xe9 0.txt") in corpus.train.manifest.sources
+    assert prepare(config(texts=str(folder))).fingerprints == corpus.fingerprints
+
+
 def test_a_bad_text_is_refused_also_while_a_tokenizer_is_trained(config, texts):
     (texts / "2.jsonl").write_text("{}\n")
     for tokenizer in ("bytes", "bpe"):
