@@ -18,8 +18,10 @@ from tandem.comparison.results import read_result
 from tandem.comparison.trained import open_model, open_trained
 from tandem.export import hugging_face
 from tandem.recipe import UserError
+from tandem.training import run as run_module
 from tandem.training.device import Choice
 from tandem.training.folder import RunFolder
+from tandem.training.speed import Speed
 
 SMALL = ["budget=6 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "sampling.tokens=3"]
 
@@ -303,6 +305,17 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
     if name != "recipe.yaml":
         (run / name).unlink()
         assert tandem(*again).exit_code == 0
+
+
+def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(tmp_path, small_corpus, monkeypatch):
+    given = ["budget=60 seconds", *SMALL[1:], "log.every=1", *small_corpus]
+    again = ("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *given)
+    for seconds in (10.0, 5.0):  # a step, on a machine that is busy, then on one that is not
+        monkeypatch.setattr(run_module, "measure", lambda run, s=seconds: Speed(s, 0.0, 1, run.flops(1)))
+        assert tandem(*again).exit_code == 0
+        assert json.loads((tmp_path / "mine" / "result.json").read_text())["step"] == 6
+        for name in ("result.json", "plan.json"):
+            (tmp_path / "mine" / name).unlink()
 
 
 def test_a_run_whose_recipe_is_gone(run, small_corpus):

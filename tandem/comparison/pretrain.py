@@ -131,7 +131,7 @@ def require_samples(run: Run) -> Run:
 
 def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     """The run of a folder at step 0, with the planned number of steps. Raises: UserError where its text has changed."""
-    steps = ranks.first(lambda: read_part(folder.plan, steps=int)["steps"] if folder.plan.exists() else None)
+    steps = ranks.first(lambda: folder.steps)
     fresh = ranks.first(lambda: not checkpoint.standing(folder.checkpoints))
     run = built(recipe, steps, ranks, fresh)
     with ranks.together():

@@ -116,6 +116,16 @@ class RunFolder:
         return [part.name for part in parts if part.exists()]
 
     @property
+    def steps(self) -> int | None:
+        """Steps of the whole run by its plan or, where that is gone, by its record; None: it has neither.
+
+        A budget in seconds would give another number each time it is measured.
+        """
+        if self.plan.exists():
+            return read_part(self.plan, steps=int)["steps"]
+        return next((record["steps"] for record in self.records("step")), None)
+
+    @property
     def text(self) -> list[str] | None:
         """Fingerprints of the corpus that this run was planned with; None: it has no plan yet."""
         return read_part(self.plan).get("corpus") if self.plan.exists() else None

@@ -12,7 +12,7 @@ from tandem.corpus import Corpus
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, load, register
 from tandem.training import checkpoint
-from tandem.training.folder import RunFolder, read_part
+from tandem.training.folder import RunFolder
 
 
 @register("start")
@@ -44,7 +44,7 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
         raise UserError(f"start.run = {path}: no checkpoint; train it first, or bring its checkpoints back")
-    step, steps = checkpoint.step_of(last), read_part(folder.plan, steps=int)["steps"] if folder.plan.exists() else 0
+    step, steps = checkpoint.step_of(last), folder.steps or 0
     if 0 < step < steps:
         raise UserError(f"start.run = {path}: stands at step {step:,} of {steps:,}; train it to its end first")
     other = theirs.choice("network").unwritten(theirs.network, network.vocabulary, theirs.batch.context)
