@@ -40,7 +40,7 @@ def _prompt(line: bytes, place: str, is_record: bool) -> str:
         record = json.loads(text) if is_record else {"prompt": text}
     except UnicodeDecodeError as error:
         raise UserError(f"{place}: not UTF-8 ({error.reason}); convert the file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f'{place}: not a JSON line ({error}); each must read {{"prompt": "..."}}') from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise UserError(f'{place}: no text "prompt" in it; each line must read {{"prompt": "..."}}')

@@ -79,6 +79,7 @@ def test_a_prompt_of_json_lines_may_have_several_lines(trained, tmp_path):
         ("bad.txt", b"fine\n\xff\n", "bad.txt:2: not UTF-8"),
         ("bad.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "bad.jsonl:2: not a JSON line"),
         ("bad.jsonl", b'{"text": "a"}\n', 'bad.jsonl:1: no text "prompt" in it'),
+        ("bad.jsonl", b"[" * 100_000, "bad.jsonl:1: not a JSON line"),
         ("bad.jsonl", b'{"prompt": 3}\n', 'bad.jsonl:1: no text "prompt" in it'),
         ("bad.jsonl", b'{"prompt": "\\ud800"}\n', "prompt 0 is not text"),
     ],
