@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tandem.corpus import PackedRows
+from tandem.corpus import IGNORE, PackedRows
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phases, whole_steps
 from tandem.objectives.superposition import Superposition
@@ -64,6 +64,64 @@ def test_more_text_comes_in_longer_rows_or_in_more():
     assert shapes(phases(8, 12, 10, bag=4, until=5), 0, 5) == [(8, 12), (8, 12)]
     assert shapes(phases(8, 12, 10, bag=4, until=5, grow="rows"), 0, 5) == [(32, 3), (8, 12)]
     assert phases(8, 12, 10, bag=4, until=5, grow="rows").tokens(5) == 5 * 8 * 12 * 4
+    assert shapes(phases(8, 12, 10, bag=4, until=5, grow="rows", bag_step="less_work"), 0, 5) == [(8, 3), (8, 12)]
+
+
+TEXTS = [list(range(11)), list(range(20, 23)), list(range(30, 41))]
+"""Two documents of 11 tokens with one of 3 between them."""
+
+
+def first_batch(**settings):
+    """Tokens, targets and starts of the first row, of 6 positions, in bags of 2 unless told otherwise."""
+    packed = PackedRows.__new__(PackedRows)
+    packed.order, packed.begin, packed.rows, packed.context = as_written(TEXTS), 0, 2, 6
+    view = Phases(Superposition(Superposition.Config(**{"bag": 2, "until": 5} | settings)).phases(packed, 9))
+    batch = view.batch(0)
+    return batch.tokens[0].tolist(), batch.targets[0].tolist(), batch.starts[0].tolist()
+
+
+X = IGNORE
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "targets", "starts"),
+    [
+        ({}, "bags", [[2, 3], [4, 5], [6, 7], [8, 9], [10, 20], [21, X]], [0] * 6),
+        ({"tail": "drop"}, "bags", [[2, 3], [4, 5], [6, 7], [8, 9], [10, 20], [X, X]], [0] * 6),
+        ({"bag_out": False}, "bags", [[2], [4], [6], [8], [10], [21]], [0] * 6),
+        (
+            {"boundary": "fold"},
+            [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [20, 21]],
+            [[2, 3], [4, 5], [6, 7], [8, 9], [10, X], [22, X]],
+            [0, 0, 0, 0, 0, 5],
+        ),
+        (
+            {"boundary": "fold", "bag_out": False},
+            [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [20, 21]],
+            [[2], [4], [6], [8], [10], [22]],
+            [0, 0, 0, 0, 0, 5],
+        ),
+        ({"bag_in": False}, [*range(6)], [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, X]], [0] * 6),
+    ],
+)
+def test_settings_decide_what_a_row_reads_and_is_asked(settings, tokens, targets, starts):
+    if tokens == "bags":
+        tokens = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 20]]
+    assert first_batch(**settings) == (tokens, targets, starts)
+
+
+def test_single_tokens_keep_to_their_documents_only_where_bags_would():
+    """A row of 16 tokens: all of the first document, the one of 3, and the beginning of the next."""
+    found = {}
+    for boundary in ("ignore", "fold"):
+        packed = PackedRows.__new__(PackedRows)
+        packed.order, packed.begin, packed.rows, packed.context = as_written(TEXTS), 0, 1, 16
+        config = Superposition.Config(bag=3, until=5, bag_in=False, boundary=boundary)
+        found[boundary] = Phases(Superposition(config).phases(packed, 9)).batch(0)
+    assert found["ignore"].starts[0].tolist() == [0] * 16
+    assert found["ignore"].targets[0, 9].tolist() == [10, 20, 21]
+    assert found["fold"].starts[0].tolist() == [0] * 11 + [11] * 3 + [14] * 2
+    assert found["fold"].targets[0, 9:12].tolist() == [[10, X, X], [X, X, X], [21, 22, X]]
 
 
 def test_the_stream_goes_on_where_the_bags_end():
