@@ -89,6 +89,15 @@ def test_at_the_switch_only_the_view_changes(make_run):
     }
 
 
+def test_losses_in_bags_are_no_measure_of_losses_in_tokens(make_run):
+    """What is usual in one phase is forgotten at the switch, and only there: the loss jumps, and is no spike."""
+    run = make_run("objective.until=3")
+    for step in range(5):
+        run.enter(step)
+        take_step(run, step)
+        assert {seen for seen, _, _ in run.progress.usual.values()} == {step + 1 if step < 3 else step - 2}
+
+
 @pytest.mark.parametrize("network", ["sps", "context_ready", "context_ready_sps"])
 def test_every_network_that_reads_embeddings_trains_in_bags_switches_and_is_scored(recipe, tmp_path, network):
     every = ["log.every=1", "evaluation.every=1", "evaluation.documents=3", "evaluation.final_documents=5"]
@@ -131,6 +140,14 @@ def test_the_schedule_by_tokens_restarts_too(recipe, make_run):
     assert [run.schedule(step) for step in range(10)] == pytest.approx([0.5, 0.5, 1, 1, 0.5] * 2)
     with pytest.raises(UserError, match=r"schedule.tokens = 640: objective.lr_restart gives each phase a schedule"):
         recipe(*given, "schedule.tokens=640", budget="640 tokens")
+
+
+def test_a_schedule_that_restarts_counts_the_text_of_its_own_phase(make_run):
+    """5 steps of 128 tokens, then 5 of 64: the second schedule knows nothing of the first phase."""
+    given = ["objective.until=0.5", "objective.lr_restart=true", "schedule.name=wsd_by_tokens"]
+    run = make_run(*given, "schedule.warmup=128", "schedule.decay=0.4", "schedule.floor=0")
+    found = [run.schedule(step) for step in range(10)]
+    assert found == pytest.approx([1, 1, 1, 1, 0.5, 0.5, 0.5, 1, 1, 0.5])
 
 
 @pytest.mark.parametrize("tokens", ["null", "1920"])
