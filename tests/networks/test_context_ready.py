@@ -408,6 +408,49 @@ def test_what_can_not_be_converted_is_refused():
         )
 
 
+def test_the_bias_of_the_last_matrix_is_zeroed_too():
+    """The authors' initialisation draws it."""
+    plain = Case("", Decoder, Decoder.Config(width=16, heads=2, depth=1, init="torch", tied=False)).fresh(seed=3)
+    network = Case("", ContextReady, ContextReady.Config(**plain.config.model_dump(), passes_min=None)).fresh(seed=4)
+    assert network.correction.F.down.bias.any()
+    network.start_from(plain)
+    assert not network.correction.F.down.bias.any() and network.correction.F.up.bias.any()
+    batch = pack(texts())
+    assert torch.equal(at(network, 3, batch), at(network, 1, batch))
+    assert torch.equal(network.score(batch), plain.score(batch))
+
+
+def test_how_a_trained_network_is_read_may_change_and_its_correction_may_not():
+    shape = {"width": 16, "heads": 2, "depth": 1}
+    trained = Case("", ContextReady, ContextReady.Config(**shape)).fresh(seed=3)
+    free = {"passes": 3, "passes_min": None, "score_passes": 2, "unroll": "bptt", "prefill": 4, "tolerance": 1e-3}
+    network = Case("", ContextReady, ContextReady.Config(**shape, **free, correction_init="zero")).fresh(seed=4)
+    network.start_from(trained)
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, trained.state_dict()[name]), name
+    other = Case("", ContextReady, ContextReady.Config(**shape, correction="token_blind")).fresh(seed=4)
+    with pytest.raises(UserError, match="correction: add there, token_blind here"):
+        other.start_from(trained)
+
+
+def test_recomputation_is_refused_where_there_is_no_pass_to_recompute():
+    load("context_ready/tiny", ["training.recompute=true"])
+    with pytest.raises(UserError, match=r"training.recompute.*: position by position .* there is no pass to recompute"):
+        load("context_ready/tiny", ["training.recompute=true", "network.unroll=bptt"])
+
+
+# ---- the baseline ---------------------------------------------------------------------------------------------------
+
+
+def test_the_mlp_at_the_head_is_added_to_what_the_blocks_give():
+    network, batch = Case("", HeadFFN, HeadFFN.Config(width=16, heads=2, depth=1)).build(), pack(texts())
+    e = network.embed(batch.tokens)
+    z = Decoder.states(network, e, network.reader(e, batch))
+    normed = F.layer_norm(z, (16,), network.ffn_norm.weight, network.ffn_norm.bias, 1e-6)
+    expected = network.norm(z + spelled(normed, network.ffn))
+    torch.testing.assert_close(network(e, batch)[0], expected, rtol=0, atol=1e-12)
+
+
 # ---- cost -----------------------------------------------------------------------------------------------------------
 
 
