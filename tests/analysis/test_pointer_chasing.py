@@ -74,9 +74,11 @@ def test_a_thousand_rows_are_resolved_by_reading_them(answers):
     values = (batch.tokens >= 3) & (batch.tokens < 8)
     assert values[:, 9:].any() == answers  # else a value stands in the first table only
     assert batch.tokens[:, 9:].unique().numel() > 12
-    for i in range(3):  # values are drawn with replacement, tables are one to one
+    for i in range(3):
         assert set(batch.tokens[:, 3 * i].tolist()) == set(range(3, 8))
-    table = batch.tokens[:, ours.level : ours.level + 9 : 3].sort(1).values
+    drawn = batch.tokens[:, 0:9:3].sort(1).values  # values with replacement: three of five differ in 12 of 25 rows
+    assert (drawn.diff() > 0).all(1).double().mean().item() == pytest.approx(12 / 25, abs=0.05)
+    table = batch.tokens[:, ours.level : ours.level + 9 : 3].sort(1).values  # while tables are one to one
     assert (table == torch.tensor([8, 9, 10])).all()
 
 
@@ -151,6 +153,31 @@ def test_one_plain_block_learns_no_hop_and_what_is_analysed_is_a_new_network():
     analysis.draw(found, axes := Figure().subplots())
     assert [bar.get_height() for bar in axes.patches] == list(reached)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
+
+
+@pytest.mark.parametrize("loudest", ["the answer", "a key", "Q"])
+def test_the_answer_has_to_be_the_likeliest_of_all_tokens(loudest):
+    ours = task(2, 2, 4)
+    targets = ours.batch(0, "evaluation", 8).targets
+
+    class Told:
+        """A session that knows the answers, with one more token made likelier yet."""
+
+        column = 0
+
+        def prefill(self, prompts):
+            return self.step(None)
+
+        def step(self, tokens):
+            logits = torch.zeros(8, ours.vocabulary)
+            logits.scatter_(1, targets[:, self.column, None].clamp_min(0), 1.0)
+            if loudest != "the answer":
+                logits[:, {"a key": -1, "Q": 0}[loudest]] = 2.0
+            self.column += 1
+            return logits
+
+    network: Any = SimpleNamespace(head=torch.zeros(1), session=lambda rows: Told())
+    assert accuracies(network, ours, seed=0, rows=8) == [float(loudest == "the answer")] * 3
 
 
 def test_solved_counts_up_to_the_first_failure():
