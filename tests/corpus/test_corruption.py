@@ -54,6 +54,11 @@ def test_exact_cuts_exactly_its_share_in_pieces_apart(length):
     assert len(set(counts)) > min(10, (length - 1) // 2)  # anywhere, not in one place
 
 
+@pytest.mark.parametrize(("n", "m", "k"), [(2048, 307, 77), (2047, 307, 77), (100, 15, 4), (12, 2, 1), (2, 1, 1)])
+def test_a_share_is_rounded_and_so_is_the_number_of_its_pieces(n, m, k):
+    assert Corruption().amounts(n) == (m, k)
+
+
 def test_the_authors_sampler_cuts_less_in_longer_pieces():
     cuts = [Corruption(sampler="poisson").cut(np.ones(2046, bool), drawing(seed)) for seed in range(300)]
     pieces = np.mean([(cut & ~np.r_[False, cut[:-1]]).sum() for cut in cuts])

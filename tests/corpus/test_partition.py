@@ -34,20 +34,22 @@ def splits_of(blocks_T, starts_T):
 
 def test_a_row_has_three_to_eight_blocks_a_fifth_of_it_without_context():
     """4,000 draws of the authors' sampler."""
-    starts, first, splits = starts_of(T), [], []
+    starts, first, last, splits = starts_of(T), [], [], []
     for key in range(4000):
         blocks = training_blocks(config(scope="row"), starts, key)[0]
         found = splits_of(blocks, starts[0])
         assert 2 <= len(found) <= 7 and found[0] >= 2 and found[-1] <= T - 2
         first.append(found[0] / T)
+        last.append(found[-1])
         splits.append(len(found))
+    assert min(first) == 2 / T and max(last) == T - 2  # either end is drawn in 1 of 500 rows
     assert np.mean(first) == pytest.approx(0.203, abs=0.01)
     assert 4000 * T / (sum(splits) + 4000) == pytest.approx(372, abs=8)
     assert set(splits) == {2, 3, 4, 5, 6, 7}
 
 
 def test_every_document_of_four_tokens_has_a_split_and_none_outside():
-    lengths = [1, 2, 3, 4, 5, 9, 40, 64]
+    lengths, places = [1, 2, 3, 4, 5, 9, 40, 64], set()
     for key in range(200):
         starts = starts_of(*lengths)
         blocks = training_blocks(config(), starts, key)[0]
@@ -57,8 +59,10 @@ def test_every_document_of_four_tokens_has_a_split_and_none_outside():
             inside = [split for split in found if end - n < split < end]
             assert (n >= 4) <= len(inside) <= min(7, max(0, n - 2))
             counted += len(inside)
+            places |= {(n, split - (end - n)) for split in inside}
         assert counted == len(found)
         assert (blocks >= starts[0]).all() and (blocks <= torch.arange(len(blocks))).all()
+    assert places == {(n, place) for n in lengths[2:] for place in range(1, n)}  # any but its first token
 
 
 def test_a_document_is_drawn_from_step_row_and_place():

@@ -69,6 +69,8 @@ def test_one_break_point_for_a_row_asks_all_of_what_lies_behind_it():
             (begin,) = batch.blocks[row, first:].unique().tolist()
             assert begin <= first and (plain.targets[row, begin:first] == IGNORE).all()
             assert torch.equal(batch.blocks[row, :begin], batch.starts[row, :begin])
+    last = [views(scope="row").batch(step).blocks[:, -1].tolist() for step in range(200)]
+    assert {begin + 1 for rows in last for begin in rows} == set(range(1, packed_rows(ROWS).context - 1))
     alike = [views(scope="row", shared=True).batch(step) for step in range(20)]
     first = [[int((batch.targets[row] != IGNORE).nonzero()[0]) for row in range(2)] for batch in alike]
     assert sum(one == other for one, other in first) > 10  # but where that place asks nothing in one of them
@@ -92,6 +94,8 @@ def test_scores_ask_the_same_of_a_document_whatever_is_scored_beside_it(store):
     assert [last for _, last in pieces[:-1]] == [first for first, _ in pieces[1:]] and pieces[-1][1] == store.lengths[
         3
     ] - 1
+    whole = [asked - first for i, first, last, asked in every if i == 3 and last - first == 24]
+    assert len(whole) > 5 and len(set(whole)) > 2  # every piece has its own
     asked_of = {}
     for scoring in rows_of(every, store, 24, 2, divided=True):
         batch, is_asked = scoring.batch, scoring.batch.targets != IGNORE

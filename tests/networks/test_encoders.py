@@ -106,6 +106,73 @@ def test_texts_are_corrupted_as_the_recipe_says():
     assert phase.view.corruption == Corruption(density=0.3, mean=2.0, sentinels=5, sampler="poisson")
 
 
+# ---- the definition, by hand ----------------------------------------------------------------------------------------
+
+
+def attention(q, k, v, heads, may):
+    """Dense; q (M, C), k and v (N, C), all rotated; may (M, N)."""
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(0, 1) for x in (q, k, v))
+    score = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~may, -torch.inf)
+    return (score.softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+
+def turned(x, places, heads):
+    """(M, C) rotated by adjacent pairs, as complex numbers."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (heads, -1, 2)).contiguous())
+    D = x.shape[-1] // heads
+    angle = places[:, None] * 10_000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)[:, None]).flatten(1)
+
+
+def by_hand(network, context, generated, first):
+    """Hidden states of generated tokens at positions from `first` on, after a context of at least one token."""
+    H, E = network.config.heads, network.config.encoder_layers
+    places = [torch.arange(len(context)), torch.arange(len(generated)) + first]
+    normed = lambda x, weight: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.weight
+
+    def own(block, x, places, may):
+        q, k, v = (normed(x, block.attention_norm) @ block.qkv.weight.T).chunk(3, dim=-1)
+        return block.output(attention(turned(q, places, H), turned(k, places, H), v, H, may))
+
+    def thought(block, x):
+        gate, up = (normed(x, block.mlp_norm) @ block.mlp.up.weight.T).chunk(2, dim=-1)
+        return block.mlp.down(gate * gate.sigmoid() * up)
+
+    x, y = network.table.weight[context], network.table.weight[generated]
+    for block in network.stack[:E]:
+        x = x + own(block, x, places[0], torch.ones(len(x), len(x), dtype=torch.bool))
+        x = x + thought(block, x)
+    latents = normed(x, network.latents_norm)
+    for block in network.stack[E:]:
+        y = y + own(block, y, places[1], torch.ones(len(y), len(y), dtype=torch.bool).tril())
+        q, (k, v) = block.cross_q(normed(y, block.cross_norm)), block.cross_kv(latents).chunk(2, dim=-1)
+        may = torch.ones(len(y), len(x), dtype=torch.bool)
+        y = y + block.cross_output(attention(turned(q, places[1], H), turned(k, places[0], H), v, H, may))
+        y = y + thought(block, y)
+    return normed(y, network.norm)
+
+
+@pytest.mark.parametrize("positions", ["own", "offset"])
+def test_an_encoder_and_a_decoder_are_what_their_definition_says(positions):
+    """Their parity files are not in the repository. Two layers of each, large weights, three texts in a row."""
+    config = HOUSE.config.model_copy(update={"decoder_layers": 2, "decoder_positions": positions})
+    network, generator = replace(HOUSE, config=config).build(), torch.Generator().manual_seed(0)
+    for weight in network.parameters():
+        weight.data.normal_(0.0, 0.3 if weight.ndim > 1 else 1.0, generator=generator)
+    lengths, begins = (11, 12, 17), (4, 1, 15)
+    text = torch.randint(1, VOCABULARY, (sum(lengths),), generator=generator)
+    starts = torch.tensor([0, 11, 23]).repeat_interleave(torch.tensor(lengths))
+    opens = starts + torch.tensor(begins).repeat_interleave(torch.tensor(lengths))
+    blocks = torch.where(torch.arange(len(text)) < opens, starts, opens)
+    batch = Batch(text[None], text[None], starts[None], blocks=blocks[None])
+    with torch.no_grad():
+        hidden = network(network.embed(batch.tokens), batch)[0][0]
+        for start, length, begin in zip((0, 11, 23), lengths, begins, strict=True):
+            context, generated = text[start : start + length].tensor_split([begin])
+            expected = by_hand(network, context, generated, begin if positions == "offset" else 0)
+            torch.testing.assert_close(hidden[start + begin : start + length], expected, rtol=0, atol=1e-9)
+
+
 # ---- one task for three networks ------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Double decoders at their paper's sizes: parameters, costs, rates and rows; and ours beside the decoders."""
 
+import math
+
 import pytest
 import torch
 
@@ -117,3 +119,45 @@ def test_the_batch_rule_gives_the_papers_table():
     for C, L_c, L_g, *_ in SIZES.values():
         N = 12 * C**2 * (L_c + L_g)
         assert tuple(batch_rule(N, tokens) for tokens in (62.5e6, 125e6, 250e6, 500e6, 1e9)) == table[C]
+
+
+HOW = {  # all three networks of the paper
+    "network": {"base_width": 64, "head_width": 64, "mlp": "gelu_tanh", "norm": "rms", "norm_eps": 2.0**-23,
+                "bias": False, "qk_norm": False, "positions": "adjacent", "rope_base": 1e4, "final_norm": "layer",
+                "init": "xavier"},
+    "optimiser": {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "max_norm": 1.0, "lr_scale": {}},
+    "schedule": {"name": "linear", "warmup": 0.05, "floor": 0.1, "warmup_from_zero": True},
+}  # fmt: skip
+BLOCKS = {"tied": True, "shared_kv": True, "sink": True, "mixing": "softmax", "document_mask": False, "context_loss": 0}
+SPLITS = {"strategy": "random_uniform", "scope": "row", "shared": True, "align": 1, "min_context": None}
+PUBLISHED = ["decoder/paper", "encoder_decoder/paper_tuning", "double_decoder/paper"]
+PUBLISHED += [f"{kind}_decoder/paper_{size}m" for kind in ("double", "encoder") for size in (6, 12, 25, 50, 100)]
+CUT = {"name": "span_corruption", "density": 0.15, "span": 4.0, "sentinels": 100, "sampler": "poisson"}
+
+
+def given(settings, expected):
+    return {name: settings[name] for name in expected}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_papers_recipes_are_the_authors_settings(name):
+    values, family = load(name).values, name.partition("/")[0]
+    for section, expected in HOW.items():
+        assert given(values[section], expected) == expected
+    assert values["network"]["mlp_width"] == 4 * values["network"]["width"]
+    rate = {"decoder": (0.01, 0.1), "double_decoder": (0.01, 0.5), "encoder_decoder": (0.004, 0.5)}[family]
+    assert (values["optimiser"]["lr"], values["optimiser"]["weight_decay"]) == rate
+    assert (values["corpus"]["vocabulary"], values["batch"]["context"]) == (32_768, 2048)
+    if family == "double_decoder":
+        assert given(values["network"], BLOCKS) == BLOCKS and values["network"]["partition"] == SPLITS
+    assert values["objective"] == (CUT if family == "encoder_decoder" else {"name": "next_token"})
+
+
+def test_residual_outputs_are_scaled_by_the_depth_of_their_own_stack():
+    settings = {"width": 64, "heads": 2, "mlp_width": 128, "init": "per_matrix_scaled"}
+    config = DoubleDecoder.Config(**settings, context_layers=6, generation_layers=2)
+    network = DoubleDecoder(config, 62, 40, torch.Generator().manual_seed(0))
+    for stack, depth in ((network.context_stack, 6), (network.generation_stack, 2)):
+        for name, total in (("output", 2 * 64), ("mlp.down", 64 + 128)):
+            drawn = torch.cat([block.get_submodule(name).weight.flatten() for block in stack.blocks])
+            assert drawn.std().item() == pytest.approx(math.sqrt(4 / total / (2 * depth)), rel=0.03)

@@ -1,5 +1,6 @@
 """What is Block-Based Double Decoders' own; what it shares with all networks is in test_contract.py."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -152,6 +153,22 @@ def test_a_source_that_is_empty_contributes_nothing_at_any_bias_and_temperature(
     assert not any(grad.any() for grad in grads[3:])  # latents, bias, temperature
     grads = torch.autograd.grad(y.sum(), [*leaves, *mixing.parameters()])
     assert all(grad.isfinite().all() and grad.any() for grad in grads)
+
+
+def test_two_sources_are_weighed_by_their_biased_log_sum_exps_times_a_temperature():
+    """A query of a head at a time; the first biases are those of own tokens."""
+    (q, k, v, kc, vc), own, latents = sources_of()
+    mixing, bias, temperature = Mixing(4).double(), torch.linspace(-2, 3, 8), torch.linspace(0.3, 2, 4)
+    mixing.load_state_dict({"bias": bias, "temperature": temperature})
+    y = mixing(q, own, latents)
+    for h in range(4):
+        for i in (6, 7, 14, 19):
+            b, seen = int(own.span.lo[0, i]), []
+            for keys, values, read, of_source in ((k, v, slice(b, i + 1), bias[h]), (kc, vc, slice(b), bias[4 + h])):
+                score = keys[0, h, read] @ q[0, h, i] / math.sqrt(8)
+                seen.append((score.softmax(0) @ values[0, h, read], (score.logsumexp(0) + of_source) * temperature[h]))
+            w = torch.stack([a for _, a in seen]).softmax(0)
+            close(y[0, h, i], w[0] * seen[0][0] + w[1] * seen[1][0], EXACT, f"query {i} of head {h}")
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
@@ -441,3 +458,12 @@ def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():
     loss.backward()
     expected.backward()
     same_gradients(network, plain, "context loss")
+
+
+def test_a_context_loss_under_width_transfer_has_logits_as_small_as_the_others():
+    """At four times the base width, half of them."""
+    network, batch = build(context_loss=0.25, base_width=8), pack(texts())
+    x = network.embed(batch.tokens)
+    logits = network.latents(x, batch.starts) @ network.head.T / 2
+    nll = -logits.log_softmax(-1).gather(-1, batch.targets.clamp_min(0)[..., None])[..., 0]
+    close(network(x, batch)[1]["context_nll"], nll[batch.targets >= 0].sum(), EXACT, "sum of the context's own loss")

@@ -132,6 +132,23 @@ def test_a_restricted_state_reads_no_further_and_leaves_the_network_as_it_was():
     torch.testing.assert_close(stepped.double(), scored, rtol=0, atol=1e-5)  # logits of a session are float32
 
 
+@pytest.mark.parametrize(
+    ("recipe", "persistent", "window", "read"),
+    [
+        ("1m", "inputs", 64, "predictions"),
+        ("two_x_memory", "inputs", None, "predictions"),
+        ("delayed_state", "predictions", 64, "predictions"),
+        ("reverse_sps", "predictions", 64, "inputs"),
+        ("side_read", "inputs", 0, "predictions"),
+        ("standard", "inputs", 0, "inputs"),
+        *((scale, "inputs", 64, "predictions") for scale in ("xs", "s", "m", "l", "xl")),
+    ],
+)
+def test_recipes_are_the_variants_that_their_names_say(recipe, persistent, window, read):
+    network = load(f"sps/{recipe}").network
+    assert (network.persistent, network.window, network.read) == (persistent, window, read)
+
+
 # ---- layout, initialisation, vocabulary -----------------------------------------------------------------------------
 
 
@@ -233,7 +250,10 @@ SCALES = {  # depth, parameters of the plain decoder, warm-up in millions, train
 def test_costs_of_the_models_of_the_paper(scale):
     depth, parameters, warmup, flops = SCALES[scale]
     recipe = load(f"sps/{scale}")
-    assert recipe.network.init == "scaled_attention" and recipe.optimiser.lr == 6e-4
+    assert recipe.network.init == "scaled_attention" and recipe.network.norm_eps == 1e-6
+    adamw = {"name": "adamw", "lr": 6e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "max_norm": 1.0}
+    assert recipe.values["optimiser"] | adamw == recipe.values["optimiser"]
+    assert recipe.values["schedule"]["name"] == "wsd_by_tokens"
     assert recipe.schedule.warmup == warmup * 10**6 and (recipe.batch.rows, recipe.batch.context) == (96, 4096)
     config, C = recipe.network.model_copy(update={"predict_in_vocabulary": True}), recipe.network.width
     with torch.device("meta"):

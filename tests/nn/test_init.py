@@ -46,6 +46,14 @@ STD = {  # of weights: table, stacked qkv, attention output, up, down, head
     "scaled": (0.02, 0.02, DEEP, 0.02, DEEP, 0.02),
     "scaled_attention": (0.02, 0.02, DEEP, 0.02, 0.02, 0.02),
     "xavier": tuple(math.sqrt(2 * 2 / total) for total in (400 + C, 3 * C, 2 * C, C + F, C + F, C + 400)),
+    "per_matrix": tuple(
+        math.sqrt(4 / total) if total else None for total in (400 + C, 0, 2 * C, C + F, C + F, C + 400)
+    ),
+    "per_matrix_scaled": (
+        *(math.sqrt(4 / total) if total else None for total in (400 + C, 0)),
+        *(math.sqrt(4 / total / deep) for total, deep in ((2 * C, 2 * DEPTH), (C + F, 1), (C + F, 2 * DEPTH))),
+        math.sqrt(4 / (C + 400)),
+    ),
     "xavier_qkv": (0.02, None, 0.02, 0.02, 0.02, 0.02),
     "torch": (1.0, *(uniform(1 / math.sqrt(inputs)) for inputs in (C, C, C, F, C))),
 }
@@ -72,14 +80,15 @@ def test_every_expert_is_drawn_as_the_mlp_is(scheme):
         assert not torch.equal(experts.weight[0], experts.weight[1])
 
 
-def test_xavier_qkv_draws_each_matrix_on_its_own_shape():
-    q, k, v = drawn("xavier_qkv").qkv.weight.split((C, C // 2, C // 2))
+@pytest.mark.parametrize("scheme", ["xavier_qkv", "per_matrix", "per_matrix_scaled"])
+def test_queries_keys_and_values_are_each_drawn_on_their_own_shape(scheme):
+    q, k, v = drawn(scheme).qkv.weight.split((C, C // 2, C // 2))
     for part, outputs in ((q, C), (k, C // 2), (v, C // 2)):
         bound = math.sqrt(6 / (C + outputs))
         assert 0.99 * bound < part.abs().max() <= bound
 
 
-@pytest.mark.parametrize("scheme", ["xavier", "torch"])
+@pytest.mark.parametrize("scheme", ["xavier", "per_matrix", "per_matrix_scaled", "torch"])
 def test_uniform_draws_are_uniform(scheme):
     weight = drawn(scheme).up.weight
     assert weight.abs().max() <= 1.001 * weight.std() * math.sqrt(3) * (1 + 4 / math.sqrt(2 * C * F))
