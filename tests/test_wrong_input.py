@@ -318,6 +318,15 @@ def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(tmp_pat
             (tmp_path / "mine" / name).unlink()
 
 
+def test_a_finished_run_stays_what_it_was_when_other_prompts_are_asked_for(run, small_corpus):
+    before = contents(run)
+    again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
+    assert "stay as they are" not in tandem(*again).stdout
+    done = tandem(*again, "sampling.prompts=[Other]")
+    assert done.exit_code == 0 and "prompts; those of this finished run stay as they are" in done.stdout
+    assert contents(run) == before
+
+
 def test_a_run_whose_recipe_is_gone(run, small_corpus):
     (run / "recipe.yaml").unlink()
     before, other = contents(run), ["seed=99", "network.mlp=gelu"]

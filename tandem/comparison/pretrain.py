@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
+import yaml
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
@@ -52,19 +53,20 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
     with ranks.together():
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
     with locked as folder:
-        result_file = path / "result.json"
-        if not ranks.first(result_file.exists):
+        if not ranks.first(folder.result.exists):
             run = go_on(folder, run or require_samples(planned(folder, recipe, ranks)))
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 if find_spec("matplotlib"):
                     plot_losses(path.name, folder.records(), path / "loss.png")
-                replace_file(result_file, json.dumps(result, indent=1).encode())
+                replace_file(folder.result, json.dumps(result, indent=1).encode())
         if not ranks.is_first:
             return None
-        result = read_part(result_file, likelihood=dict, samples=list)
+        result = read_part(folder.result, likelihood=dict, samples=list)
         for line in result_page(folder, result):
             say(line)
+        if read_part(folder.recipe).get("sampling") != yaml.safe_load(recipe.to_yaml())["sampling"]:
+            say("`tandem generate` continues other prompts; those of this finished run stay as they are", "sampling")
     return result
 
 

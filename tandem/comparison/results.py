@@ -152,7 +152,8 @@ def require_same_text(results: Iterable[Result]) -> None:
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
-    folder, told = RunFolder.open(path), read_part(path / "result.json", step=int, decoding=object)
+    folder = RunFolder.open(path)
+    told = read_part(folder.result, step=int, decoding=object)
     curve = [
         Point(
             step=judged["step"],

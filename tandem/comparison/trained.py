@@ -50,7 +50,7 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
         raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")
     if last is None:
         again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
-        if not (path / "result.json").exists():
+        if not folder.result.exists():
             raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
         model = f"{path / 'model'} can still generate text" if (path / "model").exists() else "its model is gone, too"
         cure = f"bring them back, or delete result.json and train it anew: {again}"

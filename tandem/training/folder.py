@@ -62,6 +62,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.result = path / "result.json"
         self._lock: TextIO | None = None
 
     @classmethod
@@ -101,9 +102,10 @@ class RunFolder:
             if folder.recipe.exists():
                 read_part(folder.recipe)
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
-            replace_file(folder.recipe, recipe.encode())
-            entries = read_part(folder.environment, list) if folder.environment.exists() else []
-            replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
+            if not folder.result.exists():  # what a finished run was made with stays as it is
+                replace_file(folder.recipe, recipe.encode())
+                entries = read_part(folder.environment, list) if folder.environment.exists() else []
+                replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
         except BaseException:
             folder.close()
             raise
@@ -112,7 +114,7 @@ class RunFolder:
     @property
     def left(self) -> list[str]:
         """Names of what a run that has begun leaves here."""
-        parts = self.plan, self.metrics, self.checkpoints, self.path / "result.json"
+        parts = self.plan, self.metrics, self.checkpoints, self.result
         return [part.name for part in parts if part.exists()]
 
     @property
