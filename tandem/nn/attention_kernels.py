@@ -196,15 +196,15 @@ def terms_kernel(
     y, dy, lse, terms, T, B, H, y_strides, dy_strides,
     GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """What a gradient needs of every query: terms (2, GROUPS, B, H, T), the log-sum-exp to base 2 and the sum of y dy,
+    """What a gradient needs of every query: terms (GROUPS, B, H, T, 2), the log-sum-exp to base 2 and the sum of y dy,
     of one tile of queries; grid (tiles, H, B)."""
     b, h, group, i, _, _ = tile_of_queries(T, GROUPS, BLOCK_M)
     here = (i < T) & (group < GROUPS)
     out = load_groups(y, y_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
     gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
     line = ((group * B + b) * H + h) * T + i
-    tl.store(terms + line, tl.load(lse + line, mask=here, other=0.0) * LOG2_E, mask=here)
-    tl.store(terms + GROUPS * B * H * T + line, tl.sum(out * gradient, 1), mask=here)
+    tl.store(terms + 2 * line, tl.load(lse + line, mask=here, other=0.0) * LOG2_E, mask=here)
+    tl.store(terms + 2 * line + 1, tl.sum(out * gradient, 1), mask=here)
 
 
 @triton.jit
@@ -238,8 +238,8 @@ def query_gradient_kernel(
     queries = load_groups(q, q_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
     gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
     line = ((group * B + b) * H + h) * T + i
-    sums = tl.load(terms + line, mask=here, other=0.0)
-    delta = tl.load(terms + GROUPS * B * H * T + line, mask=here, other=0.0)
+    sums = tl.load(terms + 2 * line, mask=here, other=0.0)
+    delta = tl.load(terms + 2 * line + 1, mask=here, other=0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for s in tl.static_range(SOURCES):
         at = bounds + b * to_row + s * GROUPS * T
@@ -264,7 +264,7 @@ def query_gradient_kernel(
 
 @triton.jit
 def gradient_of_keys(
-    dk, dv, k, v, q, dy, dq, sums, delta, q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
+    dk, dv, k, v, q, dy, dq, terms, q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
     to_base_2, MASKED: tl.constexpr, AT_ONCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -273,10 +273,7 @@ def gradient_of_keys(
         i = start + nth_block(n, before, full, MASKED) * BLOCK_M + tl.arange(0, BLOCK_M)
         queries = load_tile(q, q_stride, i, end, MASKED, D, BLOCK_D)
         gradient = load_tile(dy, dy_stride, i, end, MASKED, D, BLOCK_D)
-        if MASKED:
-            of_row, dot = tl.load(sums + i, mask=i < end, other=0.0), tl.load(delta + i, mask=i < end, other=0.0)
-        else:
-            of_row, dot = tl.load(sums + i), tl.load(delta + i)
+        of_row, dot = tl.split(load_tile(terms, 2, i, end, MASKED, 2, 2))
         p = tl.exp2(tl.dot(k, tl.trans(queries), input_precision="ieee") * to_base_2 - of_row[None, :])
         if MASKED:
             p = tl.where((lo[:, None] <= i[None, :]) & (i[None, :] < hi[:, None]), p, 0.0)
@@ -318,11 +315,10 @@ def key_gradient_kernel(
             gradient = dy[g] + b * dy_strides[3 * g] + h * dy_strides[3 * g + 1]
             to_queries = dq[g] + b * dq_strides[3 * g] + h * dq_strides[3 * g + 1]
             q_stride, dy_stride, dq_stride = q_strides[3 * g + 2], dy_strides[3 * g + 2], dq_strides[3 * g + 2]
-            sums = terms + ((g * B + b) * H + h) * T
-            delta = sums + GROUPS * B * H * T
+            of_head = terms + ((g * B + b) * H + h) * T * 2
             for is_full in tl.static_range(2):
                 sum_k, sum_v = gradient_of_keys(
-                    sum_k, sum_v, keys, values, queries, gradient, to_queries, sums, delta,
+                    sum_k, sum_v, keys, values, queries, gradient, to_queries, of_head,
                     q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
                     to_base_2, not is_full, AT_ONCE, D, BLOCK_D, BLOCK_M,
                 )  # fmt: skip

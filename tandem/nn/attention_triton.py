@@ -171,7 +171,7 @@ def attend_backward(
     dy, q, k, v, y = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v, y))
     dq, dk, dv = ([_empty_like(x) for x in xs] for xs in (q, k, v))
     (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
-    G, terms = k[0].shape[1], lse.new_empty(2, *lse.shape)
+    G, terms = k[0].shape[1], lse.new_empty(*lse.shape, 2)
     _launch(
         kernels.terms_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
         tuple(y), tuple(dy), lse, terms, T, B, H, *map(_strides, (y, dy)),
