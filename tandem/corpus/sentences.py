@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
@@ -54,7 +54,7 @@ class Segmentation(Settings):
     """rules: pysbd; sat: Segment any Text; every: spans of `every` tokens; given: texts came as lists of sentences."""
     every: Annotated[int, Field(ge=1)] | None = None
     """Tokens of a span, for splitter every; the last span of a document may be shorter."""
-    weights: str | None = None
+    weights: Annotated[str, AfterValidator(os.path.expanduser)] | None = None
     """Folder with the model and the tokenizer of Segment any Text, such as sat-3l-sm, for splitter sat."""
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Probability above which splitter sat ends a sentence; 0.15 unless given."""

@@ -6,7 +6,11 @@ A network takes weights of its own kind, or of the kind that it contains (`Netwo
 afresh. The other run must have been trained on the same corpus: token ids mean nothing under another tokenizer.
 """
 
+import os
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from tandem.corpus import Corpus
 from tandem.networks.network import Network
@@ -20,7 +24,7 @@ class Start:
     class Config(Settings):
         """Where a run's weights come from."""
 
-        run: Path | None = None
+        run: Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))] | None = None
         """Folder of a run, whose last checkpoint is loaded; null: random weights."""
 
 

@@ -209,6 +209,11 @@ def test_segment_any_text_splits_through_its_package(tmp_path, sat):
     assert len(list((store.folder / "sentences").glob("sat-*/manifest.json"))) == 2
 
 
+def test_the_weights_may_lie_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Segmentation(splitter="sat", weights="~").weights == str(tmp_path)
+
+
 def test_a_splitter_that_changes_the_text_is_refused_never_replaced(tmp_path, sat):
     SaT.honest = False
     with pytest.raises(UserError, match=r"splitter = sat: its sentences leave out text"):

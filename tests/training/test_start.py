@@ -59,6 +59,13 @@ def test_a_run_is_converted_whatever_its_name(plain, tmp_path):
         assert converted(tmp_path / name, []).start.run == tmp_path / name
 
 
+def test_the_other_run_may_lie_in_the_home_folder(plain, small_corpus, monkeypatch):
+    monkeypatch.setenv("HOME", str(plain.parent))
+    recipe = load("decoder/tiny", [*SMALL, *small_corpus, f"start.run=~/{plain.name}"])
+    assert recipe.start.run == plain and recipe.value("start.run") == str(plain)
+    assert load("decoder/tiny", ["start.run=~nobody-here/x"]).value("start.run") == "~nobody-here/x"
+
+
 def test_a_converted_run_trains_and_outlives_the_other(plain, tmp_path):
     source = shutil.copytree(plain, tmp_path / "plain")
     done = tandem("convert", source, "budget=3 steps", "--run", "new", "--runs", tmp_path)
