@@ -1,13 +1,16 @@
 """What is Thought Gestalt's own; what it shares with all networks is in test_contract.py."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tandem.corpus import Segmentation
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
@@ -17,6 +20,7 @@ from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import ThoughtHead, rank_table
 from tandem.networks.gestalt_reading import Reading
 from tandem.nn.dropout import drawn, tokens_dropped
+from tandem.nn.init import DECAYED, roles
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
@@ -63,10 +67,10 @@ def with_settings(network, **settings):
 def thoughts_of(network, batch):
     """[(thoughts, |r|)] by sentence step."""
     told = []
-    handle = network.thought.register_forward_hook(lambda module, args, out: told.append(out[0]))
-    hidden, _ = network(network.embed(batch.tokens), batch)
+    handle = network.thought.register_forward_hook(lambda module, args, out: told.append(out))
+    network(network.embed(batch.tokens), batch)
     handle.remove()
-    return hidden[0], told
+    return told
 
 
 # ---- two phases against the definition --------------------------------------------------------------------------
@@ -154,6 +158,70 @@ def test_dropouts_of_tokens_and_thoughts_are_warmed_in():
         plain = trained(network, replace(batch, key=None))
         assert trained(network, replace(batch, dropout=0.0)) == plain
         assert trained(network, batch) != plain
+
+
+def rates(**own):
+    return NONE.model_copy(update=own)
+
+
+def read_by_modules(network, batch, *chosen):
+    """Everything that the modules of these names read in one pass, in the order of their calls; and hidden states."""
+    told = []
+    for name, module in network.named_modules():
+        if name.endswith(chosen):
+            module.register_forward_pre_hook(lambda module, args: told.append(args[0]))
+    return told, network(network.embed(batch.tokens), batch)[0]
+
+
+def test_tokens_are_dropped_with_their_position_and_nothing_else_is():
+    """Not [BOS], not the thought in its place, not [EOS], not a document end; what stays is not scaled up."""
+    batch = streams([[5, 4], [6]], key=7)
+    for rate in (0.5, 1.0):
+        network = build(positions="learned", dropout=rates(token=rate))
+        (first, second), _ = read_by_modules(network, batch, "stack.0")
+        (thought, _), *_ = thoughts_of(network, batch)  # the same masks
+        table, places = network.table.weight, network.places.weight
+        text, begin, end = table[batch.tokens], table[network.begin] + places[0], table[network.end]
+        starts, ends = [begin, begin], [end + places[6], end + places[7]]
+        whole = [*starts, *(text[:5] + places[1:6]), *(text[9:] + places[1:7]), *ends]
+        later = [thought[0] + places[0], *(text[5:9] + places[1:5]), end + places[5]]
+        is_dropped = []
+        for found, expected in zip((*first[0], *second[0]), (*whole, *later), strict=True):
+            is_dropped.append(not found.any())
+            assert is_dropped[-1] or torch.equal(found, expected)
+        may = torch.tensor([0, 0, *[1] * 5, *[1] * 5, 0, 0, 0, 0, *[1] * 3, 0, 0]).bool()
+        assert not torch.tensor(is_dropped)[~may].any()
+        assert (rate == 1.0) == torch.tensor(is_dropped)[may].all() and any(is_dropped)
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_at_a_residual_rate_of_one_nothing_enters_and_nothing_is_added(blocks):
+    """Embeddings, what attention of both kinds and the MLP add, and the inner channels of the MLP."""
+    network = build(blocks=blocks, dropout=rates(residual=1.0), **PAPER)
+    told, hidden = read_by_modules(network, streams(RAGGED, key=7), *(f"stack.{i}" for i in range(4)), "mlp.down")
+    assert told and not any(x.any() for x in told)
+    assert torch.equal(hidden, network.norm(torch.zeros_like(hidden)))
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_at_an_attention_rate_of_one_nothing_is_read_of_own_tokens_or_thoughts(blocks):
+    network = build(blocks=blocks, dropout=rates(attention=1.0))
+    told, _ = read_by_modules(network, streams(RAGGED, key=7), ".output")
+    assert told and not any(x.any() for x in told)
+
+
+def test_at_a_rate_of_one_a_thought_is_what_its_bias_says():
+    """Dropout comes behind the norm and before the projection."""
+    network = build(dropout=rates(thought=1.0), **PAPER)
+    bias = network.thought.project.bias
+    for thoughts, _ in thoughts_of(network, streams(RAGGED, key=7)):
+        close(thoughts, (bias / bias.norm()).expand_as(thoughts), EXACT, "thoughts")
+
+
+def test_rates_of_tokens_and_thoughts_alone_are_multiplied_on_the_way():
+    network, batch = build(dropout=SOME), streams(RAGGED, key=7, dropout=0.5)
+    reading = Reading(network, network.layout(batch, torch.device("cpu")), batch)
+    assert (reading.residual, reading.attention, reading.token, reading.thought) == (0.1, 0.2, 0.15, 0.075)
 
 
 @pytest.mark.parametrize("blocks", KINDS)
@@ -271,6 +339,17 @@ def test_thoughts_are_float32_under_autocast():
     assert head.bfloat16()(v.bfloat16())[0].dtype == torch.float32
 
 
+def test_a_thought_has_length_one_however_short_r_is_and_zero_stays_zero():
+    head, v = ThoughtHead(Gestalt.Config(width=32, heads=4)).double(), torch.eye(32, dtype=torch.float64)[:3]
+    head.project.weight.data *= 1e-6
+    head.project.bias.data.zero_()
+    thoughts, lengths = head(v)
+    assert (lengths < 1e-4).all()
+    close(thoughts.norm(dim=1), torch.ones(3, dtype=torch.float64), 1e-6, "length")
+    head.project.weight.data.zero_()
+    assert not head(v)[0].any()
+
+
 def test_ranks_have_the_length_of_a_thought():
     table = rank_table(5, 16)
     close(table.norm(dim=1), torch.ones(5), 1e-6, "length")
@@ -322,6 +401,46 @@ def test_exchanged_memories_change_scores_and_only_of_those_who_read_them():
     mixed[:, 0] = mixed[[1, 0], 0]
     scores, other = (network.score(replace(batch, tokens=x)).view(2, 3, 5) for x in (batch.tokens, mixed.flatten()))
     assert (scores[:, 1:] - other[:, 1:]).abs().min() > 0
+
+
+# ---- parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", KINDS)
+def test_weights_are_drawn_as_in_the_release_and_gates_are_open(blocks):
+    """Queries, keys and values each on their own square, everything else N(0, 0.02)."""
+    C, settings = 96, {"depth": 2, "thought_from": 1, "width": 96, "init": "xavier_qkv", "cap": 64, "memory": 3}
+    network = Case("", Gestalt, Gestalt.Config(blocks=blocks, heads=2, **settings, **PAPER)).fresh()
+    squares, bound = 0, math.sqrt(3 / C)
+    for name, weight in network.named_parameters():
+        if weight.ndim == 1:
+            is_one = name.endswith("weight")  # of norms and gates
+            assert torch.equal(weight, torch.full_like(weight, is_one)), name
+        elif name.split(".")[-2] in ("qkv", "q", "kv"):
+            for part in weight.split(C):
+                assert 0.99 * bound < part.abs().max() <= bound, name
+                squares += 1
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=4 / math.sqrt(2 * weight.numel())), name
+    assert squares == {"alternate": 6, "self": 6}.get(blocks, 12)
+    lengths = network(network.embed(streams(RAGGED).tokens), streams(RAGGED))[1]["thought_length"] / sum(
+        map(len, RAGGED)
+    )
+    assert lengths.item() == pytest.approx(0.02 * C, rel=0.1)
+
+
+def test_matrices_and_tables_decay_and_norms_biases_and_gates_do_not():
+    network = build(blocks="self_then_cross", **PAPER)
+    decays = {name for name, role in roles(network).items() if role in DECAYED}
+    assert decays == {name for name, parameter in network.named_parameters() if parameter.ndim > 1}
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_every_norm_adds_what_the_settings_say(kind):
+    network = build(blocks="self_then_cross", norm=kind, norm_eps=1e-3, bias=kind == "layer")
+    norms = [module for module in network.modules() if isinstance(module, nn.RMSNorm | nn.LayerNorm)]
+    assert len(norms) == 4 * 3 + 2 and {module.eps for module in norms} == {1e-3}
+    assert all(isinstance(module, nn.LayerNorm) and module.bias is not None for module in norms) == (kind == "layer")
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -710,6 +829,71 @@ def test_flops_of_a_step_are_those_that_are_run(blocks, lengths):
 
 
 # ---- recipes ----------------------------------------------------------------------------------------------------
+
+
+HOW = {  # the paper's settings, and where it has none the release's
+    "network": {"width": 768, "heads": 12, "depth": 12, "mlp": "gelu", "mlp_width": 3072, "norm": "layer",
+                "norm_eps": 1e-6, "bias": True, "positions": "learned", "init": "xavier_qkv", "base_width": None,
+                "blocks": "alternate", "memory": 40, "cap": 64, "seed": True, "detach": False, "thought_from": 7,
+                "hinge": 0.01, "reduction": "steps", "boundary_logits": "eos",
+                "dropout": {"residual": 0.1, "attention": 0.2, "token": 0.15, "thought": 0.15},
+                "streams": {"sentences": 30, "grow": 12, "every": 5, "end_weight": 0.05, "end_weight_from": 1,
+                            "half_dropout_from": 2000, "full_dropout_from": 7000}},
+    "corpus": {"vocabulary": 50_257, "sentences": None},
+    "batch": {"rows": 20, "context": 1000},
+    "optimiser": {"name": "adamw", "lr": 2.5e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01,
+                  "max_norm": 1.0, "lr_scale": {}},
+    "schedule": {"name": "cosine", "warmup": 0.02, "floor": 0.1, "warmup_from_zero": False},
+    "training": {"precision": "float32", "recompute": True},
+    "objective": {"name": "next_token"},
+}  # fmt: skip
+
+
+def test_the_papers_recipe_has_its_settings():
+    """Fifty epochs of 30 M tokens are 75,000 steps of 20,000."""
+    values = load("gestalt/paper").values
+    for section, expected in HOW.items():
+        assert {name: values[section][name] for name in expected} == expected
+    assert values["budget"] == "1500000000 tokens" and Segmentation().cap == 64
+
+
+OF_SWEEP = ["budget=2500e6 tokens"]
+VARIANTS = {
+    "self_then_cross": ["network.blocks=self_then_cross"],
+    "parallel": ["network.blocks=parallel"],
+    "in_context": ["network.blocks=self"],
+    "no_memory": ["network.blocks=self", "network.memory=0", "network.seed=false"],
+    "detach": ["network.detach=true"],
+    "last_block": ["network.thought_from=null"],
+    "no_seed": ["network.seed=false"],
+    "ends_in_full": ["network.streams.end_weight=1.0"],
+    "no_curriculum": ["network.streams.sentences=40", "network.streams.grow=0"],
+    "cap_32": ["network.cap=32", "corpus.sentences.cap=32"],
+    "width_48": [*OF_SWEEP, "network.width=48", "network.heads=1", "network.dropout.token=0.0"],
+    "width_96": [*OF_SWEEP, "network.width=96", "network.heads=2", "network.dropout.token=0.0"],
+    "width_192": [*OF_SWEEP, "network.width=192", "network.heads=3"],
+    "width_384": [*OF_SWEEP, "network.width=384", "network.heads=6"],
+    "common": [
+        *("network.norm=rms", "network.bias=false", "network.mlp=swiglu", "network.positions=adjacent"),
+        *("network.init=normal", "training.precision=auto"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_differs_from_the_papers_recipe_by_what_its_name_says(name):
+    assert load(f"gestalt/{name}").values == load("gestalt/paper", VARIANTS[name]).values
+
+
+def test_the_published_opponent_has_the_same_text_steps_and_rates():
+    """In rows of 1,024 tokens."""
+    values, own = load("gestalt/gpt2").values, load("gestalt/paper").values
+    shared = ("budget", "corpus", "optimiser", "schedule", "training", "objective")
+    assert {key: values[key] for key in shared} == {key: own[key] for key in shared}
+    assert (values["batch"]["rows"], values["batch"]["context"]) == (20, 1024)
+    shape = ("width", "heads", "depth", "mlp", "mlp_width", "norm", "norm_eps", "bias", "positions")
+    assert {name: values["network"][name] for name in shape} == {name: own["network"][name] for name in shape}
+    assert values["network"]["name"] == "decoder"
 
 
 def refusal(*overrides):
