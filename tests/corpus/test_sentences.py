@@ -15,7 +15,7 @@ import tokenizers
 from pydantic import ValidationError
 from tokenizers import models, pre_tokenizers
 
-from tandem.corpus import Corpus, Segmentation, Tokenizer, prepare, segment
+from tandem.corpus import Corpus, Segmentation, Tokenizer, open_sentences, prepare, segment
 from tandem.corpus import sentences as module
 from tandem.corpus.splitters import splitter
 from tandem.corpus.store import Store, StoreWriter, end_with_parent
@@ -218,6 +218,14 @@ def test_a_splitter_that_changes_the_text_is_refused_never_replaced(tmp_path, sa
     SaT.honest = False
     with pytest.raises(UserError, match=r"splitter = sat: its sentences leave out text"):
         segment(made(tmp_path / "store", ["One. Two."]), sat)
+
+
+def test_prompts_are_split_by_segment_any_text_where_a_run_was(sat):
+    """Rules know that Gen. ends no sentence; the stand-in does not."""
+    tokenizer, text = Tokenizer.of_bytes(), "He is Gen. Smith of old. Nobody saw"
+    split = lambda how: [tokenizer.decode(part) for part in open_sentences(text, tokenizer, how)]
+    assert split(sat) == ["He is Gen. ", "Smith of old. ", "Nobody saw"]
+    assert split(Segmentation()) == ["He is Gen. Smith of old. ", "Nobody saw"]
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(store, tmp_path, monkeypatch):

@@ -501,7 +501,8 @@ def test_the_hinge_is_a_mean_over_rows():
     network = build(hinge=0.5)
     told = []
     network.thought.register_forward_hook(lambda module, args, out: told.append(out[1]))
-    network(network.embed(batch.tokens), batch)
+    _, terms = network(network.embed(batch.tokens), batch)
+    close(terms["thought_length"], torch.cat(told).sum(), EXACT, "sum of lengths, for the record")
     off = lambda r: (0.9 - r).clamp_min(0) ** 2 + (r - 1.1).clamp_min(0) ** 2
     expected = 0.5 * sum(off(lengths).mean() for lengths in told)
     close(losses[1] - losses[0], expected.detach().double(), 1e-6, "hinge")
@@ -904,6 +905,9 @@ def refusal(*overrides):
 
 def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
     assert "network.cap" in refusal("network.cap=20")
+    spans = "corpus.sentences={splitter: every, every: 32, cap: null}"  # the last one of a document holds its end, too
+    assert "make it 33" in refusal(spans)
+    assert load("gestalt/tiny", [spans, "network.cap=33"]).network.cap == 33
     assert "thought_from" in refusal("network.thought_from=99")
     assert "moe" in refusal("network.moe.experts=4")
     assert "sentences" in refusal("objective.name=superposition")
