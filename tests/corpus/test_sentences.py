@@ -21,7 +21,7 @@ from tandem.corpus.splitters import splitter
 from tandem.corpus.store import Store, StoreWriter, end_with_parent
 from tandem.recipe import UserError
 
-pytest.importorskip("pysbd")
+pysbd = pytest.importorskip("pysbd")
 
 TEXTS = [
     "Mr. Smith went to Washington. He arrived at 3.5 p.m., didn't he? Yes!",
@@ -71,7 +71,24 @@ def test_sentences_tile_every_document_and_decode_to_its_text(store):
 def test_lines_that_pysbd_changes_are_cut_by_the_pattern_instead():
     ((pieces, by_pattern),) = splitter("rules", None, None)(["Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd"])
     assert "".join(pieces) == "Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd" and by_pattern == 1
-    assert [piece.strip() for piece in pieces if piece.strip()][:3] == ["Fine.", "Good.", "It ☉ is."]
+    by_hand = ["Fine.", "Good.", "It ☉ is.", "And .", ".", ".", "so?", "3.5 on.", "End"]
+    assert [piece.strip() for piece in pieces if piece.strip()] == by_hand
+
+
+def test_pysbd_is_given_one_line_at_a_time_and_none_without_end(monkeypatch):
+    """Its time grows with the square of what it is given."""
+    seen, endless = [], "x. " * 40_000
+
+    class Told(pysbd.Segmenter):
+        def segment(self, text):
+            seen.append(text)
+            return super().segment(text)
+
+    monkeypatch.setattr(pysbd, "Segmenter", Told)
+    text = f"One. Two.\n \nThree.\n{endless}"
+    ((pieces, by_pattern),) = splitter.__wrapped__("rules", None, None)([text])
+    assert seen == ["One. Two.", "Three."] and "".join(pieces) == text
+    assert by_pattern == 1 and len(pieces) > 40_000
 
 
 def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypatch):
@@ -144,10 +161,11 @@ def test_an_interrupted_segmentation_leaves_nothing(store):
 
 
 def test_spans_of_equally_many_tokens(store):
-    found = segment(store, Segmentation(splitter="every", every=5))
-    for i in range(len(TEXTS)):
-        text_tokens = len(store.document(i)) - 1
-        assert found.document(i).tolist() == list(range(0, text_tokens, 5))  # the document end joins the last
+    for every in (1, 5):
+        found = segment(store, Segmentation(splitter="every", every=every))
+        for i in range(len(TEXTS)):
+            text_tokens = len(store.document(i)) - 1
+            assert found.document(i).tolist() == list(range(0, text_tokens, every))  # the document end joins the last
 
 
 def test_given_sentences_are_those_of_the_texts(tmp_path):

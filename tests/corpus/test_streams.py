@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandem.corpus import (
+    Order,
     PackedRows,
     Segmentation,
     SentenceStreams,
@@ -100,6 +101,21 @@ def test_a_batch_is_the_same_however_it_is_reached(store, parts):
             assert (part.rows_at, part.tokens_at) == (whole.rows_at, whole.tokens_at)
 
 
+def test_documents_come_in_the_house_order_of_each_epoch_and_as_they_come_within_a_step(store):
+    """Streams with more sentences first, among equals the earlier one."""
+    view, orders = view_of(store, **SMALL), []
+    for epoch in range(3):
+        documents, latest = Order(store, 5).epoch(epoch)[0].tolist(), 0
+        for step in range(epoch * view.per_epoch, (epoch + 1) * view.per_epoch):
+            batch = view.batch(step)
+            places = [documents.index(i) for i in batch.documents]
+            keys = [(-len(n), *at) for n, *at in zip(batch.lengths, places, batch.offsets, strict=True)]
+            assert keys == sorted(keys) and min(places) >= latest
+            latest = max(places)
+        orders.append(documents)
+    assert orders[0] != orders[1] != orders[2]
+
+
 def test_totals_are_of_the_sentence_steps_of_the_whole_step(store):
     batch = view_of(store, **SMALL).batch(2)
     for t, (rows, tokens) in enumerate(zip(batch.rows_at, batch.tokens_at, strict=True)):
@@ -118,6 +134,8 @@ def test_targets_are_the_tokens_of_each_sentence_and_its_end(store):
             )
             expected += [*batch.tokens[at : at + length].tolist(), store.vocabulary]
             at, offset = at + length, offset + length
+        if offset == store.lengths[document]:
+            assert batch.tokens[at - 1] == batch.document_end
     assert batch.targets[0].tolist() == expected and batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 

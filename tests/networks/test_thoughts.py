@@ -607,6 +607,29 @@ def test_a_session_closes_sentences_where_it_is_told_to(blocks):
                 logits = session.step(torch.tensor([token]))
 
 
+ABLATIONS = [{"seed": False}, {"memory": 0}, {"memory": 0, "seed": False}, {"thought_from": None}]
+
+
+@pytest.mark.parametrize("settings", ABLATIONS, ids=str)
+@pytest.mark.parametrize("blocks", KINDS)
+@torch.no_grad()
+def test_sessions_of_ablations_read_what_their_definition_says(blocks, settings):
+    network = build(blocks=blocks, bias=True, **settings)
+    generator = torch.Generator().manual_seed(2)
+    sentences = [torch.randint(1, VOCABULARY, (n,), generator=generator).tolist() for n in (3, 5, 2, 4, 3)]
+    *closed, last = sentences
+    prompt = [token for text in closed for token in (*text, network.end)]
+    expected = full_logits(network, sentences)[-1]
+    at_once, stepping = network.session(1), network.session(1)
+    for token in prompt:
+        stepped = stepping.step(torch.tensor([token]))
+    for i, logits in enumerate((at_once.prefill([prompt]), *(at_once.step(torch.tensor([token])) for token in last))):
+        close(logits.log_softmax(-1)[0].double(), expected[i], FLOAT, f"after {i} tokens")
+        close(stepped.double(), logits.double(), FLOAT, "token by token")
+        if i < len(last):
+            stepped = stepping.step(torch.tensor([last[i]]))
+
+
 @torch.no_grad()
 def test_rows_stand_at_different_sentences_and_full_ones_are_closed():
     network = build(memory=2)
@@ -766,6 +789,14 @@ def test_flops_of_longer_streams_and_of_both_attentions_in_a_block():
     assert cost_of().once * 6 // 4 == 849_346_560
 
 
+def test_without_memory_the_mlps_of_its_blocks_stay_and_nothing_else():
+    """Below the thought four blocks of attention and three of an MLP alone, above it two and three."""
+    positions, labels, C, S = 810, 780, 48, 30
+    lower, upper = (attention * 4 * C**2 + 8 * C**2 * mlps for attention, mlps in ((4, 7), (2, 5)))
+    expected = positions * lower + labels * upper + S * C**2 + labels * 50_304 * C
+    assert cost_of(width=C, heads=1, memory=0).multiply_adds(STREAM) == expected
+
+
 def test_flops_of_decoding():
     cost = cost_of()
     assert cost.position(12, 40) == 233_957_376
@@ -908,6 +939,7 @@ def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
     spans = "corpus.sentences={splitter: every, every: 32, cap: null}"  # the last one of a document holds its end, too
     assert "make it 33" in refusal(spans)
     assert load("gestalt/tiny", [spans, "network.cap=33"]).network.cap == 33
+    assert "make it 64" in refusal("corpus.sentences=null")
     assert "thought_from" in refusal("network.thought_from=99")
     assert "moe" in refusal("network.moe.experts=4")
     assert "sentences" in refusal("objective.name=superposition")

@@ -41,6 +41,12 @@ BUGS = {
     "corpus/splitters.py": [
         ("pysbd is trusted with every line", "tests/corpus/test_sentences.py",
          'if "".join(found) != bare or len(bare) > LONGEST_LINE', "if len(bare) > LONGEST_LINE"),
+        ("pysbd is given whole documents", "tests/corpus/test_sentences.py",
+         '_LINE = re.compile(r"[^\\n]*\\n|[^\\n]+")', '_LINE = re.compile(r"(?s).+")'),
+        ("a line that pysbd changes is cut inside numbers", "tests/corpus/test_sentences.py",
+         r'(?<=[.!?])(?=\s)', r"(?<=[.!?])"),
+        ("pysbd is given lines of any length", "tests/corpus/test_sentences.py",
+         "LONGEST_LINE = 100_000", "LONGEST_LINE = 1 << 40"),
     ],
     "corpus/sentences.py": [
         ("processes outlive the one that is killed", "tests/corpus/test_sentences.py",
@@ -49,6 +55,8 @@ BUGS = {
          "append=len(document.sizes) + 1", "append=len(document.sizes)"),
         ("the open sentence of a prompt is too short", "tests/networks/test_prompts_of_sentences.py",
          "max(capped[-1], min(SHORTEST, config.cap))", "max(capped[-1], 0)"),
+        ("a document end is a span of its own", "tests/corpus/test_sentences.py",
+         "max(1, len(document.sizes)), config.every", "len(document.sizes) + 1, config.every"),
         ("prompts have no cap", "tests/networks/test_prompts_of_sentences.py",
          "        if config.cap:", "        if config.cap and ends:"),
     ],
