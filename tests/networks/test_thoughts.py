@@ -917,6 +917,19 @@ def test_a_variant_differs_from_the_papers_recipe_by_what_its_name_says(name):
     assert load(f"gestalt/{name}").values == load("gestalt/paper", VARIANTS[name]).values
 
 
+@pytest.mark.parametrize("name", ["1m", "3m", "85m"])
+def test_in_one_pass_everything_changes_by_shares_of_the_run(name):
+    shares = {"every": 0.2, "end_weight_from": 0.1, "half_dropout_from": 0.05, "full_dropout_from": 0.15}
+    found = load(f"gestalt/{name}").values["network"]["streams"]
+    assert {key: found[key] for key in shares} == shares and found["end_weight"] == 0.05
+
+
+def test_the_smallest_recipe_is_the_papers_block():
+    c = load("gestalt/tiny").network
+    assert (c.depth, c.width, c.heads, c.memory, c.cap, c.thought_from) == (6, 64, 4, 8, 32, 5)
+    assert (c.mlp, c.norm, c.bias, c.positions, c.init) == ("gelu", "layer", True, "learned", "xavier_qkv")
+
+
 def test_the_published_opponent_has_the_same_text_steps_and_rates():
     """In rows of 1,024 tokens."""
     values, own = load("gestalt/gpt2").values, load("gestalt/paper").values
