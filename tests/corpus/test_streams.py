@@ -83,6 +83,7 @@ def test_a_step_reads_what_a_packed_step_reads_up_to_a_stream(store):
 def test_steps_of_an_epoch_do_not_depend_on_the_streams(store):
     assert {view_of(store, sentences=S).per_epoch for S in (1, 7, 30)} == {10}  # 625 tokens in steps of 64
     assert view_of(store, rows=100, context=100).per_epoch == 1
+    assert [view_of(store, rows=rows, context=10).per_epoch for rows in (10, 5)] == [6, 13]  # of 6.25 and 12.5
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -162,10 +163,11 @@ def test_dropout_switches_by_sentence_steps_of_the_run(store):
 
 
 def test_sentence_steps_are_the_sum_over_the_steps_before(store):
-    view = view_of(store, sentences=3, grow=2, every=2)
+    view = view_of(store, sentences=3, grow=2, every=2, half_dropout_from=70, full_dropout_from=100)
     total = 0
     for step in range(8 * view.per_epoch):
         assert view.sentence_steps(step) == total
+        assert view.dropout(step) == ((total >= 70) + (total >= 100)) / 2  # in the third epoch, and so for ever
         total += view.most_sentences(step)
 
 
