@@ -1,5 +1,6 @@
 """Sentence streams: every stream once per epoch, steps that read what a packed step reads, schedules in closed form."""
 
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -115,6 +116,20 @@ def test_documents_come_in_the_house_order_of_each_epoch_and_as_they_come_within
             latest = max(places)
         orders.append(documents)
     assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("settings", [SMALL, {"sentences": 4, "grow": 2, "every": 0.2}])
+def test_a_document_is_cut_by_the_length_of_streams_when_it_begins(store, settings):
+    view, most = view_of(store, steps=30, **settings), set()
+    for epoch in range(3):
+        found, begin = [], 0
+        for step in range(epoch * view.per_epoch, (epoch + 1) * view.per_epoch):
+            found += view.batch(step).documents
+        for document in Order(store, 5).epoch(epoch)[0].tolist():
+            most.add(S := view.most_sentences(epoch * 10 + begin * 10 // 625))
+            assert found.count(document) == math.ceil(len(sentences_of(store).document(document)) / S)
+            begin += LENGTHS[document]
+    assert len(most) > 2
 
 
 def test_totals_are_of_the_sentence_steps_of_the_whole_step(store):
