@@ -150,8 +150,7 @@ def test_targets_are_the_tokens_of_each_sentence_and_its_end(store):
             )
             expected += [*batch.tokens[at : at + length].tolist(), store.vocabulary]
             at, offset = at + length, offset + length
-        if offset == store.lengths[document]:
-            assert batch.tokens[at - 1] == batch.document_end
+    assert batch.document_end == store.document(0)[-1]
     assert batch.targets[0].tolist() == expected and batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
