@@ -46,7 +46,7 @@ class BagRows:
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
         """tokens (B, l, s), or (B, l) where s is 1; targets (B, l, S); starts (B, l)."""
         rows, s, L = equal_part(self.rows, parts), self.bag, self.context * self.bag
-        begin = self.begin + (step * self.rows + part * rows) * L
+        begin = self.read(step) + part * rows * L
         stream, begins = self.order.read(begin, rows * L + 1)
         first = np.arange(rows)[:, None, None] * L  # where each row begins
         read = np.arange(self.context)[:, None] * s  # where each position begins

@@ -107,7 +107,7 @@ class PackedRows:
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
         rows, T = equal_part(self.rows, parts), self.context
-        begin = self.begin + (step * self.rows + part * rows) * T
+        begin = self.read(step) + part * rows * T
         tokens, begins = self.order.read(begin, rows * T + 1)
         is_first = begins == np.arange(begin, begin + rows * T + 1)
         targets = np.where(is_first, IGNORE, tokens)

@@ -82,7 +82,7 @@ BUGS = {
         ("a document reads the row before", VIEWS,
          "begins[:-1].reshape(rows, T) - row_begins[:, None]", "0 * begins[:-1].reshape(rows, T)"),
         ("micro-batches repeat their rows", VIEWS,
-         "self.rows + part * rows", "self.rows"),
+         "self.read(step) + part * rows * T", "self.read(step)"),
     ],
 }
 # fmt: on
