@@ -135,5 +135,4 @@ class FoldedRows:
 
 
 def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:
-    inputs, goals, begins = (torch.from_numpy(np.ascontiguousarray(array)) for array in (tokens, targets, starts))
-    return Batch(inputs, goals, begins)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(starts))
