@@ -57,10 +57,12 @@ class Corruption:
     def cut(self, ordinary: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Which of T tokens are cut out, (T,) bool: only `ordinary` ones (T,), of which there must be at least one."""
         m, k = self.amounts(int(ordinary.sum()))
-        return (_exact if self.sampler == "exact" else _poisson)(ordinary, m, k, self.mean, generator)
+        if self.sampler == "exact":
+            return _exact(ordinary, m, k, generator)
+        return _poisson(ordinary, m, k, self.mean, generator)
 
 
-def _exact(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
+def _exact(ordinary: np.ndarray, m: int, k: int, generator: np.random.Generator) -> np.ndarray:
     """Cuts m tokens in k pieces that do not touch.
 
     T5 splits the rest into k gaps, one before each piece, so a text always ends in a piece, and a short text has only
