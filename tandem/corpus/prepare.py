@@ -229,14 +229,11 @@ def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
         for number, names in enumerate(groups)
         for source in find_sources("corpus.texts", names, config.field)
     ]
-    keys = ["corpus.texts" for _ in parts]
     if not isinstance(config.validation, int | float):
-        held_out = find_sources("corpus.validation", config.validation, config.field)
-        parts += [Part(source, 1.0, 0) for source in held_out]
-        keys += ["corpus.validation" for _ in held_out]
+        parts += [Part(source, 1.0, 0) for source in find_sources("corpus.validation", config.validation, config.field)]
     first: dict[str, str] = {}
-    for key, part in zip(keys, parts, strict=True):
-        identity = part.source.identity
+    for part in parts:
+        key, identity = "corpus.texts" if part.held_out < 1 else "corpus.validation", part.source.identity
         if identity in first:
             raise UserError(f'"{part.source.name}" stands in {first[identity]} and again in {key}; name it once')
         first[identity] = key
