@@ -62,9 +62,7 @@ class Segmentation(Settings):
     """Most tokens of a sentence, document end included; 64 unless given. Spans of splitter every have none."""
 
     def derive(self) -> dict[str, Any]:
-        return ({"threshold": 0.15} if self.splitter == "sat" else {}) | (
-            {} if self.splitter == "every" else {"cap": 64}
-        )
+        return {"threshold": 0.15 if self.splitter == "sat" else None, "cap": None if self.splitter == "every" else 64}
 
     @model_validator(mode="after")
     def _options_fit_the_splitter(self):
