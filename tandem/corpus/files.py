@@ -16,7 +16,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -130,8 +130,8 @@ class File:
         except (ValueError, RecursionError) as error:
             raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
         if not isinstance(record, dict) or self.field not in record:
-            there = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            raise UserError(f'{where}: no field "{self.field}" in it (found: {there}); corpus.field names it')
+            found = record if isinstance(record, dict) else [type(record).__name__]
+            raise UserError(f"{where}: {missing('field', self.field, found)}")
         return checked(record[self.field], f'{where}: field "{self.field}"')
 
     def _parquet(self) -> Any:
@@ -141,10 +141,8 @@ class File:
             file = parquet.ParquetFile(self.path, buffer_size=BUFFER)  # else a whole row group is read at once
         except (arrow.ArrowException, OSError) as error:
             raise UserError(f"{self.path}: not a parquet file, or cut short ({error}); fetch it again") from error
-        columns = file.schema_arrow.names
-        if self.field not in columns:
-            there = ", ".join(columns)
-            raise UserError(f'{self.path}: no column "{self.field}" in it (found: {there}); corpus.field names it')
+        if self.field not in (columns := file.schema_arrow.names):
+            raise UserError(f"{self.path}: {missing('column', self.field, columns)}")
         return file
 
     def _rows(self) -> Iterator[tuple[Text, int]]:
@@ -167,6 +165,11 @@ class File:
 def parts_of(text: Text) -> list[str]:
     """The texts that make up a document."""
     return [text] if isinstance(text, str) else text
+
+
+def missing(what: str, field: str, found: Iterable[str]) -> str:
+    """Of a key or column that a line or row does not have: what to say."""
+    return f'no {what} "{field}" in it (found: {", ".join(found)}); corpus.field names it'
 
 
 def checked(value: Any, where: str) -> Text:

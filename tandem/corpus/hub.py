@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.corpus.files import Text, checked, parts_of
+from tandem.corpus.files import Text, checked, missing, parts_of
 from tandem.recipe import UserError, require
 
 PREFIX = "hf:"
@@ -50,16 +50,14 @@ class Hub:
         """Raises: UserError if `datasets` is not installed, or finds no such data set, split or column."""
         columns = self._open().column_names
         if columns is not None and self.field not in columns:
-            there = ", ".join(columns)
-            raise UserError(f'{self.name}: no column "{self.field}" in it (found: {there}); corpus.field names it')
+            raise UserError(f"{self.name}: {missing('column', self.field, columns)}")
 
     def read(self) -> Iterator[tuple[Text, int]]:
         """Yields (document, bytes of text read so far)."""
         done = 0
         for row, record in enumerate(self._records(), 1):
             if self.field not in record:
-                there = ", ".join(record)
-                raise UserError(f'{self.name}: row {row}: no column "{self.field}" in it (found: {there})')
+                raise UserError(f"{self.name}: row {row}: {missing('column', self.field, record)}")
             text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
             done += sum(len(part.encode()) for part in parts_of(text))
             if any(part and not part.isspace() for part in parts_of(text)):
