@@ -71,7 +71,7 @@ class File:
         """Yields (document, bytes of the file read so far)."""
         readers = {WHOLE: self._whole, ARTICLES: self._articles, LINES: self._lines, ROWS: self._rows}
         documents = next(reader for kind, reader in readers.items() if self._is(kind))()
-        return ((text, done) for text, done in documents if any(part and not part.isspace() for part in parts_of(text)))
+        return ((text, done) for text, done in documents if is_visible(text))
 
     def _is(self, kind: tuple[str, ...]) -> bool:
         return self.path.name.endswith(kind)
@@ -165,6 +165,11 @@ class File:
 def parts_of(text: Text) -> list[str]:
     """The texts that make up a document."""
     return [text] if isinstance(text, str) else text
+
+
+def is_visible(text: Text) -> bool:
+    """Whether a document has a character that is not white space; one without is left out."""
+    return any(part and not part.isspace() for part in parts_of(text))
 
 
 def missing(what: str, field: str, found: Iterable[str]) -> str:

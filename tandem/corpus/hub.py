@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.corpus.files import Text, checked, missing, parts_of
+from tandem.corpus.files import Text, checked, is_visible, missing, parts_of
 from tandem.recipe import UserError, require
 
 PREFIX = "hf:"
@@ -60,7 +60,7 @@ class Hub:
                 raise UserError(f"{self.name}: row {row}: {missing('column', self.field, record)}")
             text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
             done += sum(len(part.encode()) for part in parts_of(text))
-            if any(part and not part.isspace() for part in parts_of(text)):
+            if is_visible(text):
                 yield text, done
 
     def _records(self) -> Iterator[dict[str, Any]]:
