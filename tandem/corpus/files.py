@@ -113,7 +113,7 @@ class File:
                 for number, line in enumerate(self._unpacked(raw), 1):
                     if not line.isspace():
                         yield self._text_of(line, number), raw.tell()
-            except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+            except (EOFError, zlib.error, OSError) as error:
                 raise UserError(f"{self.path}: damaged after line {number} ({error}); fetch it again") from error
 
     def _unpacked(self, raw: BinaryIO) -> Any:
