@@ -69,15 +69,14 @@ class Source:
 
     def between(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The documents that begin at low <= position < high, where each begins, and the tokens before the first."""
-        documents, begins, before = [], [], None
+        documents, begins, before = [], [], []
         for number in range(low // self.tokens, high // self.tokens + 1):
             epoch, start = self.epoch(number), number * self.tokens
             one, other = (self._begun(epoch, position - start) for position in (low, high))
             documents.append(epoch.documents[one:other])
             begins.append(start + epoch.ends[one:other] - self.store.lengths[documents[-1]])
-            if before is None:
-                before = start + int(epoch.ends[one - 1] if one else 0)
-        return np.concatenate(documents), np.concatenate(begins), before or 0
+            before.append(start + int(epoch.ends[one - 1] if one else 0))
+        return np.concatenate(documents), np.concatenate(begins), before[0]
 
     @staticmethod
     def _begun(epoch: Epoch, position: int) -> int:
