@@ -160,7 +160,8 @@ class StoreWriter:
         Args: for each document its ids, the bytes of text that each covers, the number of its source if there are
             shares, and the tokens at which its sentences start if it came as a list of them.
         """
-        ends = np.cumsum([len(i) + 1 for i in ids])
+        lengths = np.array([len(i) + 1 for i in ids])
+        ends = np.cumsum(lengths)
         is_text = np.ones(ends[-1], bool)
         is_text[ends - 1] = False
         tokens, token_bytes = np.full(ends[-1], self.tokenizer.eos, self.dtype), np.zeros(ends[-1], np.int64)
@@ -172,7 +173,7 @@ class StoreWriter:
         (self.tokens + ends).tofile(self._files["offsets"])
         if self.shares:
             np.array(sources, np.uint16).tofile(self._files["source_of"])
-        starts = begins = self.tokens + ends - [len(i) + 1 for i in ids]
+        starts = begins = self.tokens + ends - lengths
         if given is not None:
             starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, given, strict=True)])
             self._is_given = True
