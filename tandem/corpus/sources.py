@@ -27,11 +27,11 @@ Source = Builtin | File | Hub
 `check`, which raises UserError if it could not be read, and `read`."""
 
 
-def check_names(names: object) -> None:
+def check_names(names: str | Iterable[str] | float) -> None:
     """Raises: UserError if the name of a data set on the hub is malformed."""
     for name in [names] if isinstance(names, str) else names if isinstance(names, Iterable) else []:
-        if str(name).startswith(PREFIX):
-            Hub.parse(str(name), field="")
+        if name.startswith(PREFIX):
+            Hub.parse(name, field="")
 
 
 def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
