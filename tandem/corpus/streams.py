@@ -270,7 +270,7 @@ def scoring_streams(
 
     A batch has at most `rows` x `context` tokens, or one longer document.
     """
-    chosen = list(range(len(store)) if documents is None else documents)
+    chosen = range(len(store)) if documents is None else documents
     asked = ((i, 0, int(store.lengths[i]) - 1, 0) for i in chosen) if whole else windows(store, context, chosen)
     held, size = [], 0
     for window in asked:
