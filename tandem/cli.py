@@ -117,12 +117,13 @@ def _masks(what: str = "", *overrides: str) -> str:
     """Every span of a network, drawn for an example row."""
     from tandem.nn.drawing import STARTS, draw_span
     from tandem.recipe import UserError, configure, did_you_mean, load, recipes, register_all, registered
+    from tandem.recipe.document import names_recipe
 
     register_all()
     networks = registered("network")
     if what in networks:
         network, config = networks[what], configure("network", what, overrides)
-    elif what in recipes() or what.endswith((".yaml", ".yml")):
+    elif names_recipe(what):
         recipe = load(what, overrides)
         network, config = recipe.choice("network"), recipe.network
     else:

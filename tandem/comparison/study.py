@@ -49,6 +49,7 @@ from tandem.recipe.document import (
     Problems,
     find,
     is_study,
+    names_recipe,
     read_chain,
     read_overrides,
     shown,
@@ -208,7 +209,7 @@ def _find(reference: str) -> Path:
     """The file of a study, by its path or its name, with or without `studies/`. Raises: UserError with the nearest."""
     if f"studies/{reference}" in recipes():
         return find(f"studies/{reference}")
-    if reference in recipes() or reference.endswith((".yaml", ".yml")):
+    if names_recipe(reference):
         return find(reference)
     named = [name.removeprefix("studies/") for name in recipes() if name.startswith("studies/")]
     near = did_you_mean(reference.removeprefix("studies/"), named)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from tandem.recipe.document import find, recipes
+from tandem.recipe.document import find, names_recipe, recipes
 from tandem.recipe.resolve import load
 from tandem.recipe.settings import (
     SECTIONS,
@@ -49,7 +49,7 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
 
     Raises: UserError for an unknown name, for overrides of anything but a recipe, and for mistakes in the recipe.
     """
-    if name in recipes() or name.endswith((".yaml", ".yml")):
+    if names_recipe(name):
         path = find(name)
         title = f"{path}  {_comment(path)}".rstrip()
         recipe = load(name, overrides)

@@ -186,6 +186,16 @@ def recipes() -> dict[str, Path]:
     return found
 
 
+def is_path(reference: str) -> bool:
+    """Whether a reference is the path of a recipe, not its name."""
+    return reference.endswith((".yaml", ".yml"))
+
+
+def names_recipe(reference: str) -> bool:
+    """Whether a recipe has this name, or it is a path."""
+    return reference in recipes() or is_path(reference)
+
+
 def is_study(layers: Iterable[Node]) -> bool:
     """Whether the trees of files are those of a study: it has arms, a recipe has none."""
     return any(layer.at("arms") or layer.at("grid") for layer in layers)
@@ -200,7 +210,7 @@ def find(reference: str, beside: Path = Path()) -> Path:
     if reference in named:
         return named[reference]
     wanted = beside / reference
-    if wanted.suffix not in (".yaml", ".yml"):
+    if not is_path(reference):
         near = next(
             (name for name in named if name.endswith(f"/{reference}") or reference.endswith(f"/{name}")), reference
         )
@@ -251,8 +261,7 @@ def read_chain(reference: str, problems: Problems) -> list[Node]:
 
 def names_study(reference: str) -> bool:
     """Whether a study has this name, with its `studies/`, or this file holds one. Raises: UserError as `read_chain`."""
-    is_path = reference.endswith((".yaml", ".yml"))
-    return reference.startswith("studies/") or (is_path and is_study(read_chain(reference, Problems())))
+    return reference.startswith("studies/") or (is_path(reference) and is_study(read_chain(reference, Problems())))
 
 
 def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
