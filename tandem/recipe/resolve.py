@@ -126,13 +126,12 @@ def changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     return resolve([written, read_overrides(overrides, problems)], DERIVED, problems)
 
 
-def resolve(layers: Iterable[Node], origin: Origin, problems: Problems) -> Recipe:
+def resolve(layers: Sequence[Node], origin: Origin, problems: Problems) -> Recipe:
     """Merge `layers`, the most general first, into a recipe; missing keys are reported at `origin`.
 
     Raises: UserError with one line for each of `problems` and each one found here.
     """
     register_all()
-    layers = [*layers]
     if is_study(layers):
         raise UserError(f"{origin.source}  this is a study, not a recipe; `tandem compare` trains its arms")
     recipe, trees = Recipe(), [*accumulate(layers, _over, initial=Node({}, DEFAULT))]
