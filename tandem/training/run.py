@@ -97,7 +97,7 @@ class Run:
             self.rows.of_run(self.steps).require()
             for phase in self.view.phases:
                 require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
-        stretches = dict.fromkeys(self.view.stretch(step) for step in (phase.first for phase in self.view.phases))
+        stretches = dict.fromkeys(self.view.stretch(phase.first) for phase in self.view.phases)
         shape = recipe.choice("schedule")
         self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, self.tokens)
         self.progress = Progress()
