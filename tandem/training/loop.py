@@ -105,7 +105,7 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
         seconds_left=seconds * (run.flops(run.steps) - flops) / (run.share(done - 1) * (flops - run.flops(done - 1))),
-        memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))[0]),
+        memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,
     )

@@ -125,9 +125,9 @@ class Ranks:
         dist.all_reduce(total)
         return dict(zip(sums, total.unbind(), strict=True))
 
-    def largest(self, *values: float) -> list[float]:
-        """The maximum of each value over all processes."""
-        return [max(column) for column in zip(*self.gather(values), strict=True)]
+    def largest(self, value: float) -> float:
+        """The maximum over all processes."""
+        return max(self.gather(value))
 
 
 ALONE = Ranks()

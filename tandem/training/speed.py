@@ -45,11 +45,11 @@ def measure(scratch: "Run") -> Speed:
         step, began = len(taken) % (COUNTED + 1), time.perf_counter()
         take_step(scratch, step)
         finish(scratch.device.value)
-        taken += scratch.ranks.largest(time.perf_counter() - began)  # the same in all, or one would take a step alone
+        taken.append(scratch.ranks.largest(time.perf_counter() - began))  # the same in all, or one would go on alone
         mean.append(taken[-1] / scratch.share(step))
     ahead = [phase for phase in scratch.view.phases if phase.first < max(1, scratch.steps)]
     if largest := max(ahead, key=lambda phase: phase.flops(scratch.cost, 1)).first:
         take_step(scratch, largest)  # a later phase that holds more
-    (memory,) = scratch.ranks.largest(peak_memory(scratch.device.value))
+    memory = scratch.ranks.largest(peak_memory(scratch.device.value))
     step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]
     return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1))
