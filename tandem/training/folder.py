@@ -209,15 +209,12 @@ def damaged(path: Path, how: str = "damaged") -> UserError:
 
 def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> dict[str, Any]:
     """A record with its non-finite numbers restored from `odd`, which has them by dotted key."""
-    return {
-        key: _restored(value, odd, f"{name}.")
-        if isinstance(value, dict)
-        else float(odd[name])
-        if name in odd
-        else value
-        for key, value in record.items()
-        for name in [above + key]
-    }
+    for key, value in record.items():
+        if isinstance(value, dict):
+            _restored(value, odd, f"{above}{key}.")
+        elif above + key in odd:
+            record[key] = float(odd[above + key])
+    return record
 
 
 def lock(path: Path) -> TextIO | None:
