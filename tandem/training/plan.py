@@ -7,7 +7,7 @@ import torch
 from tandem.nn.init import roles
 from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
-from tandem.training.speed import Speed
+from tandem.training.speed import COUNTED, Speed
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -38,7 +38,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "budget": f"{recipe.budget} = {_phases(run)}"
         f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",
         "time": f"about {clock(speed.seconds(run.flops(run.steps)) + speed.start_seconds)} at "
-        f"{scaled(run.tokens(1) / speed.seconds(run.flops(1)))} tokens/s, evaluation apart (3 steps measured)",
+        f"{scaled(run.tokens(1) / speed.seconds(run.flops(1)))} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
 
