@@ -19,6 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tandem.recipe import counted
+
 Told = Callable[[int, int | None], None]
 """Called with (done, total); the total is None where it is not known."""
 
@@ -149,8 +151,7 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
 
 def spikes_in_words(record: dict[str, Any]) -> str:
     """'3 spikes, 2 skipped'."""
-    spikes, skipped = record["spikes"], record["skipped"]
-    return f"{spikes} spike{'s' * (spikes != 1)}" + (f", {skipped} skipped" if skipped else "")
+    return counted(record["spikes"], "spikes") + (f", {record['skipped']} skipped" if record["skipped"] else "")
 
 
 def short(number: float) -> str:
