@@ -8,6 +8,7 @@ C_0 / C where the network uses width transfer. Decay is the coefficient times th
 Source: Block-Based Double Decoders, the paper's maximal-update parametrisation; docs/width_transfer.md.
 """
 
+import math
 from typing import Annotated, Any
 
 import torch
@@ -53,8 +54,7 @@ class AdamW:
 
     def clip(self) -> Tensor:
         """Clips the gradients to the norm `max_norm`; returns the norm before clipping, on the device."""
-        limit = self.config.max_norm
-        return nn.utils.clip_grad_norm_(self.parameters, limit if limit is not None else float("inf"))
+        return nn.utils.clip_grad_norm_(self.parameters, self.config.max_norm or math.inf)
 
     def step(self, multiplier: float, update: bool = True) -> float:
         """One update, if `update`, at `multiplier` times the peak rate; clears the gradients; returns the rate."""
