@@ -34,6 +34,7 @@ import yaml
 import tandem
 from tandem.recipe import UserError, did_you_mean
 from tandem.training.checkpoint import write_durably
+from tandem.training.device import host_memory
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel", "training.recompute")
@@ -249,7 +250,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": host_memory(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),
