@@ -143,11 +143,10 @@ def in_stretches(
     read: Callable[[int], int],
 ) -> Callable[[int], float]:
     """A separate schedule for each (first, last) of the `stretches`; None is the end of the run."""
-    if len(stretches) == 1:
-        return schedule(config, steps, read)
 
     def part(first: int, last: int) -> Schedule:
-        return schedule(config, last - first, lambda step: read(first + step) - read(first))
+        before = read(first)
+        return schedule(config, last - first, lambda step: read(first + step) - before)
 
     parts = [(first, part(first, last or steps)) for first, last in stretches]
 
