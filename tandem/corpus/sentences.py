@@ -46,6 +46,9 @@ FORMAT = 1
 BATCH = 1 << 16
 """Tokens that one process splits at a time."""
 
+Progress = Callable[[int, int], object]
+"""Called with tokens done and tokens in all."""
+
 
 class Segmentation(Settings):
     """How documents are cut into sentences."""
@@ -135,13 +138,9 @@ class Sentences:
         return self.starts[self.firsts[i] : self.firsts[i + 1]] - self._store.offsets[i]
 
 
-def segment(
-    store: Store, config: Segmentation, progress: Callable[[int, int], object] = lambda done, total: None
-) -> Sentences:
+def segment(store: Store, config: Segmentation, progress: Progress = lambda done, total: None) -> Sentences:
     """Opens a segmentation of a store, making it first if necessary.
 
-    Args:
-        progress: called with tokens done and tokens in all.
     Raises: UserError if the splitter is not installed, or cannot be used with this store.
     """
     version, options = version_of(config.splitter), config.model_dump()
@@ -156,7 +155,7 @@ def segment(
     return Sentences(store, folder)
 
 
-def sentences_of(store: Store, progress: Callable[[int, int], object] = lambda done, total: None) -> Sentences:
+def sentences_of(store: Store, progress: Progress = lambda done, total: None) -> Sentences:
     """The segmentation of a store as its corpus configures it (see `segment`); opened once."""
     if store.sentences is None:
         store.sentences = segment(store, store.segmentation or Segmentation(), progress)
@@ -176,7 +175,7 @@ def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None)
     return np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])
 
 
-def _write(folder: Path, store: Store, config: Segmentation, version: str, progress) -> None:
+def _write(folder: Path, store: Store, config: Segmentation, version: str, progress: Progress) -> None:
     """Makes a segmentation in a new folder."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
         raise UserError("corpus.sentences: this tokenizer changes the text, so sentences cannot be found again in its "
