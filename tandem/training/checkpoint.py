@@ -123,7 +123,7 @@ def save(
 
 def standing(folder: Path) -> list[Path]:
     """All checkpoints in `folder` by step, unchecked."""
-    return sorted((path for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=step_of)
+    return sorted((path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()), key=step_of)
 
 
 def step_of(path: Path) -> int:
