@@ -141,6 +141,7 @@ Unfinished = Annotated[
 ]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Checkpoint to open; by default the last one.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
+RunsPath = Annotated[Path, typer.Option(help="Folder of the runs.")]
 
 
 @main.command("prepare")
@@ -176,7 +177,7 @@ def train(
     recipe: str,
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    runs: RunsPath = Path("runs"),
 ) -> None:
     """Train a recipe, or continue an interrupted run of it.
 
@@ -196,7 +197,7 @@ def convert(
     source: RunPath,
     overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of that run's recipe.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default the old one's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    runs: RunsPath = Path("runs"),
 ) -> None:
     """Make a trained decoder context-ready and train it further. At first it computes the same function."""
     from tandem.comparison.trained import converted
@@ -372,7 +373,7 @@ def import_model(
     recipe: Annotated[str, typer.Argument(help="Recipe for everything but network and tokenizer.")],
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    runs: RunsPath = Path("runs"),
 ) -> None:
     """Make a run from a decoder trained elsewhere. It can be evaluated, converted, trained further and compared."""
     from tandem.comparison.imported import import_run
