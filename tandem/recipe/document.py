@@ -156,6 +156,9 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above
 
     try:
         root = yaml.compose(text, _Loader)
+        return convert(root, place(root.start_mark), above) if root else Node(None, source)
+    except RecursionError:
+        raise UserError(f"{source}  {quoted}cannot be read: nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         origin = place(error.problem_mark) if error.problem_mark else source
         reason = " ".join(filter(None, (error.context, error.problem)))
@@ -164,7 +167,6 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above
         raise UserError(
             f"{source}  {quoted}cannot be read: character {error.position} is not allowed in YAML"
         ) from None
-    return convert(root, place(root.start_mark), above) if root else Node(None, source)
 
 
 def to_yaml(values: dict[str, Any]) -> str:

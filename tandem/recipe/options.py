@@ -68,10 +68,13 @@ def join(*parts: str) -> str:
 def _expand(node: Node, key: str, problems: Problems) -> Any:
     """The plain value, with every `${NAME}` replaced from the environment."""
     if isinstance(node.value, dict):
-        return {
-            _expand(Node(part, node.origin), key, problems): _expand(inner, join(key, part), problems)
-            for part, inner in node.value.items()
-        }
+        plain, written = {}, {}
+        for part, inner in node.value.items():
+            name = _expand(Node(part, node.origin), key, problems)
+            if (other := written.setdefault(name, part)) != part:
+                problems.add(inner.origin, f"{key}: {shown(other)} and {shown(part)} name the same; keep one")
+            plain[name if other == part else part] = _expand(inner, join(key, part), problems)
+        return plain
     if isinstance(node.value, list):
         return [_expand(item, key, problems) for item in node.value]
     if not isinstance(node.value, str):

@@ -243,13 +243,17 @@ WRONG_OVERRIDES = {
     "expected ',' or ']', but got '<stream end>'",
     "seed=" + "9" * 5000: f"override  seed={'9' * 5000}: cannot be read: a number of 5000 digits",
     "corpus.shares={a: 1, a: 2}": "override  corpus.shares.a: written twice, first at override",
+    "network.depth=" + "[" * 2000: f"override  network.depth={'[' * 2000}: cannot be read: nested too deeply",
+    "corpus.shares={'a${EMPTY}': 1, '${EMPTY}a': 2}": 'override  corpus.shares: "a${EMPTY}" and "${EMPTY}a" name the '
+    "same; keep one",
     "extends=other": "override  extends=other: a recipe says in its file what it extends",
     "budget=3 day": f'override  budget = "3 day": unknown unit "day"; {UNITS}',
 }
 
 
 @pytest.mark.parametrize("override", WRONG_OVERRIDES)
-def test_a_wrong_override_is_told_as_one(override):
+def test_a_wrong_override_is_told_as_one(override, monkeypatch):
+    monkeypatch.setenv("EMPTY", "")
     assert complaint(overrides=[override]) == WRONG_OVERRIDES[override]
 
 
