@@ -71,7 +71,12 @@ class File:
         """Yields (document, bytes of the file read so far)."""
         readers = {WHOLE: self._whole, ARTICLES: self._articles, LINES: self._lines, ROWS: self._rows}
         documents = next(reader for kind, reader in readers.items() if self._is(kind))()
-        return ((text, done) for text, done in documents if is_visible(text))
+        try:
+            for text, done in documents:
+                if is_visible(text):
+                    yield text, done
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror}); see to that, or leave it out") from error
 
     def _is(self, kind: tuple[str, ...]) -> bool:
         return self.path.name.endswith(kind)

@@ -164,7 +164,7 @@ def prepare_texts(
 
 def _folder(config: Corpus.Config, parts: list[Part], decisive: list[Any]) -> Path:
     """The folder of prepared texts: their first source's name, and a hash of everything that decides the contents."""
-    name = re.sub(r"\W+", "-", Path(parts[0].source.name).name.split(".")[0]).strip("-") or "corpus"
+    name = re.sub(r"\W+", "-", Path(parts[0].source.name).name.split(".")[0])[:40].strip("-") or "corpus"
     return Path(os.path.expanduser(config.folder)) / f"{name}-{content_hash(json.dumps(decisive).encode())[:12]}"
 
 

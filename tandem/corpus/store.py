@@ -41,7 +41,7 @@ class Manifest(Settings):
     tokens: int
     bytes: int
     """Bytes of text, in UTF-8."""
-    dtype: str
+    dtype: str = pydantic.Field(pattern="^uint(16|32)$")
     vocabulary: int
     eos: int
     sources: list[str]

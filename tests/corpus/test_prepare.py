@@ -205,6 +205,21 @@ def test_a_file_whose_name_is_not_utf_8_is_a_text_like_any_other(config, tmp_pat
     assert prepare(config(texts=str(folder))).fingerprints == corpus.fingerprints
 
 
+def test_a_file_may_have_as_long_a_name_as_the_disk_allows(config, tmp_path):
+    for letter in ("a", "\N{CJK UNIFIED IDEOGRAPH-6587}"):
+        text = tmp_path / f"{letter * (249 // len(letter.encode()))}.jsonl"
+        text.write_text("".join(f'{{"text": "{i}"}}\n' for i in range(20)))
+        assert len(prepare(config(texts=[str(text)])).train)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here that cannot be read")
+@pytest.mark.parametrize("kind", [".txt", ".tokens"])
+def test_a_text_that_cannot_be_read_is_named(config, tmp_path, kind):
+    (tmp_path / f"mine{kind}").symlink_to("/proc/self/mem")  # for every user, root included
+    with pytest.raises(UserError, match=rf"mine{kind}: cannot be read \(Input/output error\); see to that"):
+        prepare(config(texts=[str(tmp_path / f"mine{kind}")]))
+
+
 def test_a_bad_text_is_refused_also_while_a_tokenizer_is_trained(config, texts):
     (texts / "2.jsonl").write_text("{}\n")
     for tokenizer in ("bytes", "bpe"):

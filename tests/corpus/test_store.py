@@ -57,11 +57,15 @@ def test_a_file_cut_short_or_missing_is_refused_at_once(store_of, file):
         Store(folder)
 
 
-def test_another_format_is_refused_at_once(store_of):
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [({"format": 99}, "its format is 99, this Tandem reads 2"), ({"dtype": "uint99"}, "should match pattern")],
+)
+def test_another_format_is_refused_at_once(store_of, other, said):
     folder = store_of([3, 4]).folder
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(UserError, match="its format is 99, this Tandem reads 2"):
+    (folder / "manifest.json").write_text(json.dumps(manifest | other))
+    with pytest.raises(UserError, match=said):
         Store(folder)
 
 
