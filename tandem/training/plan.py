@@ -81,7 +81,7 @@ def _sources(run: "Run") -> str:
 def _phases(run: "Run") -> str:
     """Steps by phase, and the positions that the network computes where their number is not that of the tokens."""
     parts = [
-        f"{steps:,} steps of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
+        f"{counted(steps, 'steps')} of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
         + (f" ({phase.note})" if phase.note else "")
         for phase, steps in run.view.before(run.steps)
     ]
