@@ -1,6 +1,7 @@
 """What stops a run early: losses that are not finite, and signals; also, how much memory it takes."""
 
 import math
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from tandem.recipe import UserError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Signals that ask a run to save and stop; SIGUSR1 is Slurm's warning that time is running out."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that ask a run to save and stop; SIGUSR1 is Slurm's warning that time is running out, SIGHUP says that the
+terminal closes."""
 
 
 class NotFinite(UserError):
@@ -43,16 +45,20 @@ def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: s
 
 
 class StopRequest:
-    """Turns SIGTERM, SIGINT and SIGUSR1 into a request that the loop reads between steps.
+    """Turns SIGNALS into a request that the loop reads between steps; what this process ignores, as SIGHUP under nohup,
+    it ignores here, too.
 
-    A second SIGTERM or SIGINT acts at once. A second SIGUSR1 does not: Slurm and torchrun may both forward one.
+    A second SIGTERM or SIGINT acts at once. A second of the others does not: Slurm and torchrun, or a shell and its
+    terminal, may each send one.
     """
 
     def __init__(self):
         self.signal_number: int | None = None
 
     def __enter__(self) -> "StopRequest":
-        self._previous: dict[int, Any] = {s: signal.signal(s, self._wish) for s in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._previous: dict[int, Any] = {number: signal.signal(number, self._wish) for number in heard}
+        self._on_terminal = [stream for stream in (1, 2) if os.isatty(stream)]
         return self
 
     def __exit__(self, *_) -> None:
@@ -61,8 +67,13 @@ class StopRequest:
 
     def _wish(self, number: int, _frame) -> None:
         self.signal_number = number
-        if number != signal.SIGUSR1:
+        if number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._previous[number])
+        if number == signal.SIGHUP:  # to write to a terminal that is gone would be an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in self._on_terminal:
+                os.dup2(nowhere, stream)
+            os.close(nowhere)
 
 
 def forget_peak(device: torch.device) -> None:

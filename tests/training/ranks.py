@@ -55,6 +55,7 @@ class Ranks:
 
 def command(arguments: list[str], damage: str | None = None, at: int = 0) -> None:
     """The `tandem` command, on a machine with the flaw `damage`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup pytest ignores it
     if damage == "slow":
         _write_slowly()
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1

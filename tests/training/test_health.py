@@ -1,13 +1,15 @@
 """What a run says of itself, and what it does not go on with."""
 
 import math
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from torch import device, tensor
 
-from tandem.training.health import NotFinite, peak_memory, require_finite
+from tandem.training.health import NotFinite, StopRequest, peak_memory, require_finite
 
 
 def test_peak_memory_is_of_this_process_and_of_no_other():
@@ -24,3 +26,14 @@ def test_losses_and_norms_that_are_not_finite_are_refused(wrong):
         require_finite({"nll": tensor(3.0)}, tensor(wrong), 7, "here")
     with pytest.raises(NotFinite, match="step 7: balance not finite"):
         require_finite({"nll": tensor(3.0), "balance": tensor(wrong)}, tensor(1.0), 7, "here")
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal_number is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

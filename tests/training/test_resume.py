@@ -3,10 +3,15 @@
 TANDEM_KILLS=40 pytest tests/training/test_resume.py -k kill          as often as one likes; KILL_SEED repeats one
 """
 
+import fcntl
 import json
 import os
+import pty
 import random
 import signal
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
@@ -14,6 +19,7 @@ import torch
 from ranks import Ranks, command
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from tandem.training.health import SIGNALS
 from tandem.training.observers import CLOCK_KEYS
 
 KILLS = int(os.environ.get("TANDEM_KILLS", "3"))
@@ -92,7 +98,7 @@ def test_killed_at_any_moment_and_resumed_is_bitwise_the_same(tmp_path, small_co
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_asked_to_stop_it_saves_and_goes_on(tmp_path, small_corpus, number):
     """Of two processes only one is asked, by SIGUSR1 twice, as where Slurm and torchrun both pass it on."""
     folder, count = tmp_path / "stopped", 2 if number == signal.SIGUSR1 else 1
@@ -106,6 +112,26 @@ def test_asked_to_stop_it_saves_and_goes_on(tmp_path, small_corpus, number):
     done = int(ranks.said.split("stopped after step ")[1].split(";")[0])
     assert (folder / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
     assert steps_recorded(folder) == done
+
+
+def test_a_terminal_that_closes_stops_a_run_that_has_saved_itself(tmp_path, small_corpus):
+    ours, its = pty.openpty()
+
+    def takes_over():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+
+    given = ["budget=5000 steps", "checkpoint.every=5000", *SIZE, *small_corpus]
+    typed = [sys.executable, "-m", "tandem", "train", "decoder/tiny", "--run", "mine", "--runs", str(tmp_path), *given]
+    run = subprocess.Popen(typed, stdin=its, stdout=its, stderr=its, start_new_session=True, preexec_fn=takes_over)
+    os.close(its)
+    said = b""
+    while b"step " not in said:
+        said += os.read(ours, 1 << 16)
+    os.close(ours)
+    assert run.wait(60) == 128 + signal.SIGHUP
+    (last,) = (tmp_path / "mine" / "checkpoints").glob("step-*")
+    assert steps_recorded(tmp_path / "mine") == int(last.name.removeprefix("step-")) > 0
 
 
 def test_asked_to_stop_while_it_saves_the_last_step_it_leaves_the_scoring_to_the_next_call(tmp_path, small_corpus):
