@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
-import yaml
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
@@ -65,7 +64,7 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
         result = read_part(folder.result, likelihood=dict, samples=list)
         for line in result_page(folder, result):
             say(line)
-        if read_part(folder.recipe).get("sampling") != yaml.safe_load(recipe.to_yaml())["sampling"]:
+        if read_part(folder.recipe).get("sampling") != recipe.values["sampling"]:
             say("`tandem generate` continues other prompts; those of this finished run stay as they are", "sampling")
     return result
 
