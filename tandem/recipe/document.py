@@ -101,6 +101,7 @@ class _Dumper(yaml.SafeDumper):
 # The core schema of YAML 1.2 (section 10.3.2) without inf and nan, which no option takes. PyYAML alone follows 1.1,
 # where `no` is a boolean, `1:30` is 90, `010` is 8 and `6e-4` is text.
 _DIGITS = list("-+.0123456789")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # only an escape in double quotes can write these
 for _tag, _pattern, _first in (
     ("null", r"(~|null|Null|NULL|)", ["~", "n", "N", ""]),
     ("bool", r"(true|True|TRUE|false|False|FALSE)", list("tTfF")),
@@ -138,6 +139,8 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above
         if isinstance(node, yaml.SequenceNode):
             return Node([convert(item, place(item.start_mark), above) for item in node.value], origin)
         if not isinstance(node, yaml.MappingNode):
+            if _NO_TEXT.search(node.value):
+                raise UserError(f"{origin}  {quoted}cannot be read: no text has a NUL or half a surrogate pair")
             try:
                 return Node(_scalar(node.tag, node.value), origin)
             except ValueError:  # Python reads no more than sys.get_int_max_str_digits()

@@ -233,6 +233,7 @@ def test_a_mistake_is_told_in_one_line(what):
     assert complaint(text) == line
 
 
+NO_TEXT = "no text has a NUL or half a surrogate pair"
 WRONG_OVERRIDES = {
     "network.windw=64": f"override  network.windw = 64: no such key; did you mean network.width? {DECODER}",
     "network.depth=0": "override  network.depth = 0: must be a whole number >= 1",
@@ -242,6 +243,8 @@ WRONG_OVERRIDES = {
     "corpus.texts=[a": "override  corpus.texts=[a: cannot be read: while parsing a flow sequence "
     "expected ',' or ']', but got '<stream end>'",
     "seed=" + "9" * 5000: f"override  seed={'9' * 5000}: cannot be read: a number of 5000 digits",
+    r'corpus.folder="a\0b"': r'override  corpus.folder="a\0b": cannot be read: ' + NO_TEXT,
+    r'corpus.texts=["\ud83d\ude00"]': r'override  corpus.texts=["\ud83d\ude00"]: cannot be read: ' + NO_TEXT,
     "corpus.shares={a: 1, a: 2}": "override  corpus.shares.a: written twice, first at override",
     "network.depth=" + "[" * 2000: f"override  network.depth={'[' * 2000}: cannot be read: nested too deeply",
     "corpus.shares={'a${EMPTY}': 1, '${EMPTY}a': 2}": 'override  corpus.shares: "a${EMPTY}" and "${EMPTY}a" name the '
