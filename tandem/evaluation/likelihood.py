@@ -118,11 +118,6 @@ class Likelihood:
         return self.nats / self.tokens
 
     @property
-    def nll_error(self) -> float:
-        """Standard error of `nll` over documents; NaN with one."""
-        return ratio_error(self.nats_by_document, self.tokens_by_document)
-
-    @property
     def nll_with_boundaries(self) -> float:
         """Nats of text and sentence ends, per token."""
         return (self.nats + float(self.end_nats_by_document.sum())) / self.tokens
@@ -137,14 +132,9 @@ class Likelihood:
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes
 
-    @property
-    def bits_per_byte_error(self) -> float:
-        """Standard error of `bits_per_byte` over documents; NaN with one."""
-        return ratio_error(self.nats_by_document, self.bytes_by_document) / math.log(2)
-
 
 def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
-    """Standard error of sum(above) / sum(below) over documents drawn at random, to first order: both sums vary."""
+    """Standard error of sum(above) / sum(below) over random documents, to first order: both sums vary; NaN with one."""
     n, rest = len(above), above - above.sum() / below.sum() * below
     return math.sqrt(n / (n - 1) * (rest**2).sum()) / float(below.sum()) if n > 1 else math.nan
 

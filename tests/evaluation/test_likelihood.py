@@ -18,7 +18,7 @@ from tandem.corpus import (
     sentences_of,
 )
 from tandem.corpus.store import StoreWriter
-from tandem.evaluation.likelihood import Likelihood, likelihood, require_bytes
+from tandem.evaluation.likelihood import Likelihood, likelihood, ratio_error, require_bytes
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, load
 
@@ -100,15 +100,10 @@ def test_nats_become_nll_and_bits_per_byte():
 
 
 def test_the_standard_error_of_a_ratio_is_over_documents():
-    def found(nats, tokens, size):
-        none = np.zeros(len(nats))
-        return Likelihood(np.arange(len(nats)), np.array(nats, float), np.array(tokens), np.array(size), none, none)
-
-    alike = found([1.0, 3.0, 2.0, 4.0], [2, 2, 2, 2], [8, 8, 8, 8])  # equal weights: that of a mean
-    assert alike.nll_error == pytest.approx(np.std([0.5, 1.5, 1.0, 2.0], ddof=1) / 2, rel=1e-12)
-    assert alike.bits_per_byte_error == pytest.approx(alike.nll_error * 2 / 8 / math.log(2), rel=1e-12)
-    assert found([2.0, 20.0], [1, 10], [3, 9]).nll_error == 0  # a long document and a short one of equal nll
-    assert math.isnan(found([2.0], [1], [3]).nll_error)
+    alike = ratio_error(np.array([1.0, 3.0, 2.0, 4.0]), np.full(4, 2))  # equal weights: that of a mean
+    assert alike == pytest.approx(np.std([0.5, 1.5, 1.0, 2.0], ddof=1) / 2, rel=1e-12)
+    assert ratio_error(np.array([2.0, 20.0]), np.array([1, 10])) == 0  # a long document and a short one of equal nll
+    assert math.isnan(ratio_error(np.array([2.0]), np.array([1])))
 
 
 def test_short_documents_start_with_no_context_and_long_ones_overlap_by_half(store, network):
