@@ -21,6 +21,7 @@ Shapes: S seeds, D held-out documents.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -138,11 +139,7 @@ class Difference:
         """
         if not self.is_testable or self.power(level, seeds=MOST_SEEDS) < POWER:
             return None
-        low, high = 1, MOST_SEEDS
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.power(level, seeds=middle) >= POWER else (middle, high)
-        return high
+        return bisect_left(range(MOST_SEEDS), POWER, lo=2, key=lambda seeds: self.power(level, seeds))
 
 
 def tail(x: float, *scales: tuple[float, int]) -> float:
