@@ -13,7 +13,6 @@ from string import Template
 from typing import Any
 
 import numpy as np
-import yaml
 
 from tandem.comparison import charts
 from tandem.comparison.readings import MISSED
@@ -35,7 +34,7 @@ from tandem.comparison.table import (
 )
 from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
-from tandem.training.folder import leaves, replace_file
+from tandem.training.folder import leaves, read_part, replace_file
 
 TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -316,7 +315,7 @@ def _compared(summary: Summary) -> str:
 def _shared(runs: Iterable[Result]) -> dict[str, str]:
     """Settings that are equal in all runs, from those recipe files that exist."""
     files = [file for run in runs if (file := run.folder / "recipe.yaml").is_file()]
-    flat = [dict(leaves(yaml.safe_load(file.read_text("utf-8")))) for file in files]
+    flat = [dict(leaves(read_part(file))) for file in files]
     own = ("seed", "corpus.texts", "corpus.folder")
     return {
         key: _value(value)
