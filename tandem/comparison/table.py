@@ -114,13 +114,10 @@ TIMED = [  # by the machine's clock
 
 def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
     """A header, and a row for every arm; an arm without runs has dashes in it."""
-    cells = [
-        [column.cell(summary, arm) if found else NONE for column in columns] for arm, found in summary.runs.items()
-    ]
-    return [
-        ["arm", *(column.title for column in columns)],
-        *([arm, *row] for arm, row in zip(summary.runs, cells, strict=True)),
-    ]
+    table = [["arm", *(column.title for column in columns)]]
+    for arm, found in summary.runs.items():
+        table.append([arm, *(column.cell(summary, arm) if found else NONE for column in columns)])
+    return table
 
 
 def likelihoods(summary: Summary) -> list[list[str]]:
