@@ -201,7 +201,7 @@ class StudyFolder:
 
     def _price(self, arm: str) -> str:
         """The cost of one run of an arm, in words."""
-        recipe = self.study.recipe([*self.study.trials(), *self.study.runs({arm: None})][-1])
+        recipe = self.study.recipe(self.study.runs({arm: None})[0])
         try:
             run = Run(recipe, prepared(recipe))
         except UserError as error:
