@@ -163,7 +163,8 @@ class Training:
         code = self.process.returncode
         if code:
             self.errors.seek(0)
-            said = self.errors.read().strip() or f"its process ended with {signal_name(code)}"
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            said = self.errors.read().strip() or f"its process ended with {how}"
             error = {"message": said, "diverged": code == NotFinite.exit_code, "time": time.time()}
             replace_file(self.error_file, json.dumps(error, indent=1).encode())
         self.errors.close()
@@ -178,11 +179,6 @@ def visible_devices(count: int, named: str | None) -> list[str]:
 def least_used(devices: Sequence[str], taken: Sequence[str | None]) -> str | None:
     """The first of the devices that occur least often in `taken`; None where there are no devices."""
     return min(devices, key=taken.count, default=None)
-
-
-def signal_name(code: int) -> str:
-    """The exit code of a process, in words."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 class Progress:
