@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from tandem.comparison.results import Point, Result, require_same_documents, require_same_text
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
@@ -218,7 +217,9 @@ class Summary:
             )
         if not judged.to_best:
             return "Nothing to compare", "The study has one arm."
-        rival = max(judged.to_best, key=lambda arm: (_last_if_nan(judged.p_to_best[arm]), judged.to_best[arm].mean))
+        rival = max(
+            judged.to_best, key=lambda arm: (np.nan_to_num(judged.p_to_best[arm], nan=2), judged.to_best[arm].mean)
+        )
         difference = judged.to_best[rival]
         by = f"{fixed(-difference.mean)} nats per token"
         over = f"over {counted(difference.seeds, 'seeds')} and {counted(self.documents, 'held-out documents')}"
@@ -347,7 +348,7 @@ def _spent_before(run: Path) -> str:
         return "no result of it is found, so what it had spent is unknown"
     result = read_part(run / "result.json", tokens=int, flops=int | float)
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text("utf-8")) if (run / "recipe.yaml").is_file() else {}
+    recipe = read_part(run / "recipe.yaml") if (run / "recipe.yaml").is_file() else {}
     before = recipe.get("start", {}).get("run")
     return f"{spent}, after {Path(before).name}: {_spent_before(Path(before))}" if before else spent
 
@@ -369,7 +370,3 @@ def _rounded_up(number: float, digits: int) -> float:
 
 def _mean(numbers: Iterable[float]) -> float:
     return float(np.mean([*numbers]))
-
-
-def _last_if_nan(p: float) -> float:
-    return math.inf if math.isnan(p) else p
