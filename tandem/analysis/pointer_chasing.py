@@ -113,20 +113,6 @@ class Task:
         return Batch(row, wanted, torch.zeros_like(row), key=keyed(seed, f"pointer chasing/{purpose}/drawn"))
 
 
-def resolve(row: list[int], task: Task) -> dict[int, int]:
-    """The answer at every queried position of one row, by reading it and following its pointers one by one."""
-    points_to, answers = {}, {}
-    for i, token in enumerate(row):
-        if token == EQUALS:
-            points_to[row[i + 1]] = row[i - 1]
-        elif token == QUERY:
-            found = row[i + 1]
-            while found >= FIRST_VALUE + task.config.values:
-                found = points_to[found]
-            answers[i + 1] = found
-    return answers
-
-
 def learn(
     network: Network,
     task: Task,

@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 from tandem.analysis import pointer_chasing
 from tandem.analysis.pointer_chasing import (
     BLOCK,
+    EQUALS,
+    FIRST_VALUE,
     PUBLISHED,
+    QUERY,
     PointerChasing,
     Task,
     accuracies,
     learn,
-    resolve,
     settings,
     solved,
 )
@@ -38,6 +40,20 @@ def task(n, k, v, **options):
 def ids(words, values):
     fixed = {"Q": 0, "=": 1, "|": 2}
     return [fixed.get(w, 3 + int(w[1:]) if w[0] == "v" else 3 + values + ord(w[0]) - ord("A")) for w in words]
+
+
+def resolve(row, task):
+    """The answer at every queried position of one row, by reading it and following its pointers one by one."""
+    points_to, answers = {}, {}
+    for i, token in enumerate(row):
+        if token == EQUALS:
+            points_to[row[i + 1]] = row[i - 1]
+        elif token == QUERY:
+            found = row[i + 1]
+            while found >= FIRST_VALUE + task.config.values:
+                found = points_to[found]
+            answers[i + 1] = found
+    return answers
 
 
 def test_the_example_of_the_paper():
