@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.analysis.analysis import Analysis, Sums, chosen_documents
 from tandem.corpus import IGNORE, Batch, scoring_rows
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
@@ -44,14 +44,12 @@ class Partitions(Analysis):
     def measure(self, run: Run) -> dict[str, Any]:
         store, network = run.corpus.validation, run.network
         chosen = chosen_documents(store, self.config.documents or len(store), shortest=2)
-        totals: dict[str, float] = {}
-        tokens = 0
+        sums = Sums()
         for scoring in scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen):
             batch = scoring.batch.to(run.device.value)
-            tokens += int((batch.targets != IGNORE).sum())
             for name, nats in under_partitions(network, batch).items():
-                totals[name] = totals.get(name, 0.0) + nats.double().sum().item()
-        return {"documents": len(chosen), "nats_per_token": {name: nats / tokens for name, nats in totals.items()}}
+                sums.add(name, nats[batch.targets != IGNORE])
+        return {"documents": len(chosen), "nats_per_token": sums.means()}
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         found = record["nats_per_token"]
