@@ -90,13 +90,11 @@ def first_tokens(network: Network, store: Store, documents: list[int], tokens: i
             f"analysis.tokens = {tokens}: this network has learned positions for {network.longest}; ask for no more"
         )
     rows = np.full((len(documents), tokens + 1), store.eos)
-    lengths = []
     for row, document in enumerate(documents):
         text = store.document(document)[: tokens + 1]
         rows[row, : len(text)] = text
-        lengths.append(len(text) - 1)
     ids = torch.from_numpy(rows).long()
-    rest = torch.arange(tokens) >= torch.tensor(lengths)[:, None]
+    rest = torch.arange(tokens) >= torch.from_numpy(store.lengths[documents] - 1)[:, None]
     starts = torch.where(rest, torch.arange(tokens), 0)
     return Batch(ids[:, :-1], ids[:, 1:].masked_fill(rest, IGNORE), starts)
 

@@ -12,6 +12,7 @@ Shapes: B rows, H heads, T tokens, N keys of a source.
 """
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -60,17 +61,15 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
         for name, x in measures.items():
             sums.add((stack, layer, name), x)
 
-    def after(stack: str, layer: int):
-        def hook(module: Any, given: Any, x: Tensor) -> None:
-            sums.add((stack, layer, "residual"), x.double().square())
-
-        return hook
+    def add_squares(name: tuple[str, int, str], module: Any, given: Any, x: Tensor) -> None:
+        sums.add(name, x.double().square())
 
     stacks = {"context": network.context_stack, "generation": network.generation_stack}
     with contextlib.ExitStack() as hooks:
         for stack, modules in stacks.items():
             for layer, block in enumerate(modules.blocks):
-                hooks.enter_context(block.register_forward_hook(after(stack, layer)))
+                hook = functools.partial(add_squares, (stack, layer, "residual"))
+                hooks.enter_context(block.register_forward_hook(hook))
         network.watch = watch
         hooks.callback(setattr, network, "watch", None)
         network(network.embed(batch.tokens), batch)

@@ -198,8 +198,7 @@ def answers(network: Network, tokenizer: Tokenizer, asked: list[Asked], ids: dic
     Raises: UserError where texts or sentences are longer than the network can read.
     """
     texts = []
-    for sentences in read_sentences(tokenizer, [one.sentences for one in asked]):
-        one = asked[len(texts) // 2]
+    for one, sentences in zip(asked, read_sentences(tokenizer, [one.sentences for one in asked]), strict=True):
         texts += [[*sentences[:-1], [*sentences[-1], ids[name]]] for name in (one.target, one.distractor)]
     given = GivenTexts(texts, network.vocabulary)
     read, sentence = int(given.lengths.max()) - 1, max(len(sentence) for text in texts for sentence in text)

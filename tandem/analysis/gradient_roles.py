@@ -139,12 +139,8 @@ class _Use(NamedTuple):
         normalise = F.rms_norm if isinstance(self.module, nn.RMSNorm) else F.layer_norm
         weight = g * normalise(self.given, self.given.shape[-1:], eps=self.module.eps)  # type: ignore[arg-type]
         parts = [weight, g] if has_bias else [weight]
-        return sum((_over_heads(x).square().sum(-1) for x in parts), torch.zeros((), device=g.device))
-
-
-def _over_heads(x: Tensor) -> Tensor:
-    """A norm of queries or keys is shared by the heads of a slot: (S B, T, H, D) to (S B, T, D)."""
-    return x.sum(2) if x.ndim == 4 else x
+        parts = [x.sum(2) if x.ndim == 4 else x for x in parts]  # heads share a norm: (S B, T, H, D) to (S B, T, D)
+        return sum((x.square().sum(-1) for x in parts), torch.zeros((), device=g.device))
 
 
 def squared_norms(network: Any, batch: Batch, targets: Tensor) -> Iterator[dict[tuple[int, str], Tensor]]:

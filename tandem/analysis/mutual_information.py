@@ -117,7 +117,7 @@ def information(
         weights: (D,) how often each document counts; once if not given.
         shuffled: takes the second token of each pair from another pair.
     """
-    kept = _pairs(document, distance)
+    kept = document[:-distance] == document[distance:]
     first, second = classes[:-distance][kept], classes[distance:][kept]
     if shuffled is not None:
         second = shuffled.permutation(second)
@@ -142,10 +142,6 @@ def fit(distances: list[int], found: list[float]) -> PowerLaw:
 
     solved = require("scipy.optimize", "statistics").least_squares(misses, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
     return PowerLaw(*solved.x.tolist())
-
-
-def _pairs(document: np.ndarray, distance: int) -> np.ndarray:
-    return document[:-distance] == document[distance:]
 
 
 def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
