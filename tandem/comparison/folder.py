@@ -53,9 +53,32 @@ class StudyFolder:
             replace_file(self.path / "study.yaml", self.study.to_yaml().encode())
 
     def require_same_study(self) -> None:
-        """Raises: UserError where the folder holds another study."""
-        if (file := self.path / "study.yaml").exists():
-            _require_same_study(self.path, read_part(file, arms=dict), yaml.safe_load(self.study.to_yaml()))
+        """Further arms, seeds, rates and targets change no existing run. Raises: UserError naming other differences."""
+        if not (file := self.path / "study.yaml").exists():
+            return
+
+        def entries(study: dict[str, Any]) -> dict[str, Any]:
+            return {key: study[key] for key in study if key != "arms"} | {
+                f"arms.{a}": study["arms"][a] for a in study["arms"]
+            }
+
+        held, wanted = entries(read_part(file, arms=dict)), entries(yaml.safe_load(self.study.to_yaml()))
+        lines = []
+        for key, value in held.items():
+            new = wanted.get(key)
+            if new is None and key.startswith("arms."):
+                lines.append(f"  {key}: an arm there, absent asked")
+            elif isinstance(value, dict) and isinstance(new, dict):
+                lines += [
+                    f"  {key}.{part}: {value.get(part, 'absent')} there, {new.get(part, 'absent')} asked"
+                    for part in value | new
+                    if value.get(part) != new.get(part) and not part.startswith(MAY_DIFFER)
+                ]
+            elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new or [])):
+                lines.append(f"  {key}: {value} there, {new} asked")
+        if lines:
+            reason = "holds another study, to which only arms, seeds, rates and targets may be added; "
+            raise UserError("\n".join([f"{self.path}: {reason}use another --studies folder. It differs in", *lines]))
 
     def _alone(self):
         """While this lock is held, no other command writes the files that all runs share."""
@@ -207,29 +230,3 @@ class StudyFolder:
         except UserError as error:
             return str(error)
         return f"{run.flops(run.steps):.3g} FLOP"
-
-
-def _require_same_study(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Further arms, seeds, rates and targets change no existing run. Raises: UserError naming all other differences."""
-
-    def entries(study: dict[str, Any]) -> dict[str, Any]:
-        return {key: study[key] for key in study if key != "arms"} | {
-            f"arms.{a}": study["arms"][a] for a in study["arms"]
-        }
-
-    held, wanted, lines = entries(there), entries(asked), []
-    for key, value in held.items():
-        new = wanted.get(key)
-        if new is None and key.startswith("arms."):
-            lines.append(f"  {key}: an arm there, absent asked")
-        elif isinstance(value, dict) and isinstance(new, dict):
-            lines += [
-                f"  {key}.{part}: {value.get(part, 'absent')} there, {new.get(part, 'absent')} asked"
-                for part in value | new
-                if value.get(part) != new.get(part) and not part.startswith(MAY_DIFFER)
-            ]
-        elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new or [])):
-            lines.append(f"  {key}: {value} there, {new} asked")
-    if lines:
-        reason = "holds another study, to which only arms, seeds, rates and targets may be added; "
-        raise UserError("\n".join([f"{path}: {reason}use another --studies folder. It differs in", *lines]))
