@@ -53,7 +53,10 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
         locked = RunFolder.start(path, recipe.to_yaml()) if ranks.is_first else RunFolder(path)
     with locked as folder:
         if not ranks.first(folder.result.exists):
-            run = go_on(folder, run or require_samples(planned(folder, recipe, ranks)))
+            run = run or require_samples(planned(folder, recipe, ranks))
+            last = ranks.first(lambda: checkpoint.latest(folder.checkpoints))
+            if last is not None:
+                run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, ranks))
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 if find_spec("matplotlib"):
@@ -137,14 +140,6 @@ def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
     run = built(recipe, steps, ranks, fresh)
     with ranks.together():
         folder.require_text(run.corpus.fingerprints)
-    return run
-
-
-def go_on(folder: RunFolder, run: Run) -> Run:
-    """The run at the last checkpoint of the folder, if there is one."""
-    last = run.ranks.first(lambda: checkpoint.latest(folder.checkpoints))
-    if last is not None:
-        run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, run.ranks))
     return run
 
 
