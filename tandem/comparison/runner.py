@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -74,7 +75,7 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
     tried: set[Job] = set()
     before: dict[Job, dict[str, Any] | None] = {}
     devices = visible_devices(torch.cuda.device_count(), os.environ.get(VISIBLE)) if processes > 1 else []
-    with StopRequest() as stop, Progress(folder, processes) as progress:
+    with StopRequest() as stop, closing(Progress(folder, processes)) as progress:
         try:
             while True:
                 for training in [t for t in running if t.process.poll() is not None]:
@@ -117,14 +118,12 @@ def _left(folder: StudyFolder, before: dict[Job, dict[str, Any] | None], tried: 
 def _claim(folder: StudyFolder, job: Job) -> TextIO | None:
     """The lock of a run, taken before its process starts; None where another command trains it or has just done so."""
     claimed = lock(folder.processes / f"{job.name}.lock")
-    if claimed is None:
-        return None
-    training = None
-    if (folder.runs / job.name).exists():  # a process that outlived its command holds only this lock
-        training = lock(folder.runs / job.name / LOCK)
-        if training is None or folder.settled(job):
-            claimed.close()
-            claimed = None
+    if claimed is None or not (folder.runs / job.name).exists():
+        return claimed
+    training = lock(folder.runs / job.name / LOCK)  # a process that outlived its command holds only this lock
+    if training is None or folder.settled(job):
+        claimed.close()
+        claimed = None
     if training is not None:
         training.close()
     return claimed
@@ -190,10 +189,7 @@ class Progress:
         self.live = Live(console=TERMINAL, auto_refresh=False, transient=True) if watched else None
         self.shown_at = time.monotonic()
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         if self.live is not None:
             self.live.stop()
 
