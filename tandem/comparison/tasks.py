@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +99,17 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
         nats = {"": found.nats_by_document}
         if found.nll_paper is not None:
             nats[" with boundaries"] = found.nats_by_document + found.end_nats_by_document
-        metrics = {
-            unit + what: (sums.sum() / (size.sum() * scale), ratio_error(sums, size) / scale)
-            for unit, (size, scale) in units.items()
-            for what, sums in nats.items()
-        }
+        metrics = {}
+        for (unit, (size, scale)), (what, sums) in product(units.items(), nats.items()):
+            value, error = sums.sum() / (size.sum() * scale), ratio_error(sums, size) / scale
+            metrics[unit + what] = {"value": value, "error": None if math.isnan(error) else error}
         columns = found.order, found.nats_by_document, found.end_nats_by_document
         columns += found.tokens_by_document, found.bytes_by_document
         rows = zip(*(column.tolist() for column in columns), strict=True)
         yield (
             {
                 "task": name,
-                "metrics": {
-                    metric: {"value": value, "error": None if math.isnan(error) else error}
-                    for metric, (value, error) in metrics.items()
-                },
+                "metrics": metrics,
                 "items": found.documents,
                 "settings": {
                     **({"prefix": True} if prefix else {}),
