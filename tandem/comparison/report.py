@@ -19,19 +19,8 @@ from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
-from tandem.comparison.summary import Summary, best_rate, fixed, mean_curve, signed
-from tandem.comparison.table import (
-    ALONE,
-    COST,
-    ENDS,
-    FREE_ENDS,
-    NONE,
-    TIMED,
-    corrected_p,
-    likelihoods,
-    plain,
-    tabulate,
-)
+from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
+from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
 from tandem.training.folder import leaves, read_part, replace_file
@@ -146,8 +135,10 @@ def _by_seed(summary: Summary) -> str:
     for arm, difference in summary.judgement.to_baseline.items():
         seeds = [r.seed for r in summary.runs[arm] if r.seed in {b.seed for b in summary.runs[baseline]}]
         low, high = difference.interval(summary.study.level)
-        text = f"{signed(difference.mean)}, {_p_words(corrected_p(summary, arm), difference.seeds)}"
+        untested = "one seed" if difference.seeds == 1 else "one document"
+        p = f"p {chance(summary.judgement.p_to_baseline[arm])}" if difference.is_testable else untested
         dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
+        text = f"{signed(difference.mean)}, {p}"
         rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))
     rows = [row for row in rows if math.isfinite(row.mean)]
     if not rows:
@@ -158,12 +149,6 @@ def _by_seed(summary: Summary) -> str:
         "document, over seeds)."
     )
     return f'<div class="chart wide">{charts.dot_chart(rows, label)}</div>' + _note(note)
-
-
-def _p_words(p: str, seeds: int) -> str:
-    if p == NONE:
-        return "one seed" if seeds == 1 else "one document"
-    return f"p {p}" if p.startswith("<") else f"p = {p}"
 
 
 Axis = Callable[[Point], float]
@@ -213,7 +198,7 @@ def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
     """Held-out loss minus that of the baseline under the same seed, interpolated on its curve at the same x."""
     base = {result.seed: result.curve for result in summary.runs[summary.study.baseline] if result.curve}
     lines = []
-    for arm in (arm for arm in summary.judgement.to_baseline):
+    for arm in summary.judgement.to_baseline:
         runs = []
         for result in (result for result in summary.runs[arm] if result.seed in base):
             xs, ys = zip(*((x(point), point.nats_per_token) for point in base[result.seed]), strict=True)
