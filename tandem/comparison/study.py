@@ -30,16 +30,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from tandem.recipe import (
-    SECTIONS,
-    Budget,
-    Recipe,
-    Settings,
-    UserError,
-    did_you_mean,
-    parse_budget,
-    recipes,
-)
+from tandem.recipe import SECTIONS, Budget, Recipe, Settings, UserError, did_you_mean, parse_budget, recipes
 from tandem.recipe.budget import BudgetText
 from tandem.recipe.document import (
     DEFAULT,
@@ -121,7 +112,6 @@ class Job(NamedTuple):
 class Study:
     """A resolved study: every run that it may come to has a valid recipe."""
 
-    name: str
     keys: Keys
     budget: Budget
     """Of each run."""
@@ -226,7 +216,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
             problems.add((tree.at(*place) or tree).origin, f"{'.'.join(place)}{reason}")
     problems.raise_any()
     assert isinstance(keys, Keys)
-    study = Study(path.stem, keys, _share(keys), _read_arms(tree, path.parent, problems))
+    study = Study(keys, _share(keys), _read_arms(tree, path.parent, problems))
     problems.raise_any()
     require_one_text({"": study})
     return study
@@ -258,10 +248,7 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
     if not tree.at("rates"):
         for key in ("tuning_seed", "trial_share"):
             if tree.at(key):
-                yield (
-                    (key,),
-                    f" = {getattr(keys, key)}: is for trials, and without rates there are none; take it out",
-                )
+                yield (key,), f" = {getattr(keys, key)}: is for trials, and without rates there are none; take it out"
     places = [("overrides",), *(("arms", arm) for arm in keys.arms)]
     for place in places:
         for key in ("seed", "budget", SPLIT, *([RATE] if keys.rates and len(place) > 1 else [])):

@@ -56,7 +56,7 @@ def test_commands_that_end_together_write_the_report_in_turn(tmp_path, small_cor
 
 def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
     grid = load_grid(str(write(tmp_path, small_corpus)))
-    assert list(grid.cells) == [""] and not grid.sizes and grid.cells[""].name == "tiny"
+    assert list(grid.cells) == [""] and not grid.sizes and grid.name == "tiny"
 
 
 @pytest.mark.parametrize(
