@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,7 +208,7 @@ class Summary:
     def verdict(self) -> tuple[str, str]:
         """A headline, and the reason for it."""
         judged, level = self.judgement, self.study.level
-        if not self.flat or judged.best is None:
+        if not self.flat:
             return "No result yet", f"No run of the study is finished.{self._never}"
         if judged.missing:
             done = f"{len(self.flat)} of {len(self.study.seeds) * len(self.study.arms)} runs are finished"
@@ -215,8 +216,6 @@ class Summary:
                 "No verdict yet",
                 f"{done}. A winner is named when all are: repeated looks would find one by chance.{self._never}",
             )
-        if not judged.to_best:
-            return "Nothing to compare", "The study has one arm."
         rival = max(
             judged.to_best, key=lambda arm: (np.nan_to_num(judged.p_to_best[arm], nan=2), judged.to_best[arm].mean)
         )
@@ -293,7 +292,7 @@ def mean_curve(curves: Sequence[Sequence[Point]], x: Callable[[Point], float]) -
     by_step = [{point.step: point for point in curve} for curve in curves]
     if all(point.step in points for point in shortest for points in by_step):
         at_steps = ([points[point.step] for points in by_step] for point in shortest)
-        return [(_mean(map(x, at)), _mean(point.nats_per_token for point in at)) for at in at_steps]
+        return [(fmean(map(x, at)), fmean(point.nats_per_token for point in at)) for at in at_steps]
     lines = [np.array([(math.log(x(point)), point.nats_per_token) for point in curve]).T for curve in curves]
     first, last = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
     if first > last:
@@ -321,8 +320,6 @@ def signed(number: float) -> str:
 
 def chance(p: float) -> str:
     """A probability, formatted to follow the letter p."""
-    if math.isnan(p):
-        return "unknown"
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
 
 
@@ -366,7 +363,3 @@ def _shown(value: Any) -> str:
 
 def _rounded_up(number: float, digits: int) -> float:
     return math.ceil(number * 10**digits) / 10**digits
-
-
-def _mean(numbers: Iterable[float]) -> float:
-    return float(np.mean([*numbers]))

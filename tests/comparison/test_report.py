@@ -88,7 +88,6 @@ def test_the_page_loads_nothing_and_closes_what_it_opens_for_every_kind_of_study
         "No winner: one seed": (make_study(arms=arms, seeds=[1]), everything(run, two, [1])),
         "No winner": (make_study(arms=arms), everything(run, two, spread=0.5)),
         "sps wins": (make_study(arms=arms), everything(run, two)),
-        "Nothing to compare": (make_study(arms={"decoder": {}}), everything(run, ["decoder"])),
     }
     for headline, (study, results) in kinds.items():
         text = Page(page(study, results)).text
