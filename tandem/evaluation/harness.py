@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
@@ -63,14 +64,7 @@ class Harness(TemplateLM):
     Raises: UserError where the tokenizer has ids that the network does not know.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        tokenizer: Tokenizer,
-        *,
-        rows: int,
-        told: Told = lambda done, total: None,
-    ):
+    def __init__(self, network: Network, tokenizer: Tokenizer, *, rows: int, told: Told = lambda done, total: None):
         super().__init__()
         tokenizer.require_within(network.vocabulary)
         self.network, self.tandem_tokenizer, self.rows, self.told = network, tokenizer, rows, told
@@ -249,7 +243,8 @@ def _loaded(file: TaskFile) -> Any:
 
 
 def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
-    with _one_process(), contextlib.redirect_stdout(sys.stderr):  # it reports its resampling on stdout
+    # Else it would resample in one process per core, each a fork of a process with threads; it tells of that on stdout.
+    with patch.dict(os.environ, DISABLE_MULTIPROC="1"), contextlib.redirect_stdout(sys.stderr):
         found: Any = evaluate(lm=adapter, task_dict=loaded, limit=limit, bootstrap_iters=RESAMPLES)
     return [
         TaskResult(
@@ -263,19 +258,6 @@ def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
         for name, values in found["results"].items()
         if "sample_len" in values  # a group may have no numbers of its own
     ]
-
-
-@contextlib.contextmanager
-def _one_process() -> Iterator[None]:
-    """Keeps the harness from resampling in one process per core, each a fork of a process with threads."""
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["DISABLE_MULTIPROC"]
-        if before is not None:
-            os.environ["DISABLE_MULTIPROC"] = before
 
 
 def _metrics(values: dict[str, Any]) -> dict[str, Metric]:
