@@ -153,7 +153,7 @@ def read_names(path: str | None) -> list[str]:
     if path is None:
         return list(NAMES)
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"analysis.names = {path}: cannot be read ({error}); give a text file, a name on each line"

@@ -153,7 +153,7 @@ def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"0 of 2 names are one token of this tokenizer, and it takes 12"):
         single_tokens(["Xyzzyq", "Qwortle"], tokenizer)
     path = tmp_path / "names.txt"
-    path.write_text("Ann\nBob\n\nMary Ann\nBob\n")
+    path.write_text("\ufeffAnn\nBob\n\nMary Ann\nBob\n", "utf-8")  # some editors begin a file with a mark
     assert read_names(str(path)) == ["Ann", "Bob"]
     with pytest.raises(UserError, match=r"analysis.names = .*absent.txt: cannot be read"):
         read_names(str(tmp_path / "absent.txt"))
