@@ -63,8 +63,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 def sparkline(values: Sequence[float]) -> str:
     """At most 60 bars, each the mean of its share of `values`, from the lowest ▁ to the highest █."""
-    columns = min(60, len(values))
-    means = [float(np.mean(share)) for share in np.array_split(values, columns)] if columns else []
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    means = [float(np.mean(share)) for share in np.array_split(values, min(60, len(values)))]
+    low, high = min(means), max(means)
     height = (high - low) / len(BARS) or 1.0
     return "".join(BARS[min(len(BARS) - 1, int((mean - low) / height))] for mean in means)
