@@ -60,8 +60,8 @@ class Sums(dict[Any, tuple[float, int]]):
         return {name: total / count if count else None for name, (total, count) in self.items()}
 
 
-def chosen_documents(store: Store, number: int, shortest: int) -> list[int]:
-    """At most `number` documents of at least `shortest` tokens, document end included, in one fixed shuffled order.
+def chosen_documents(store: Store, number: int | None, shortest: int) -> list[int]:
+    """At most `number` documents (None: all) of at least `shortest` tokens, ends included, in one fixed shuffled order.
 
     Raises: UserError where there are none.
     """

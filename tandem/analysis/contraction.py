@@ -95,7 +95,7 @@ class Contraction(Analysis):
         """Movement by pass, and by pass and position, rho, passes to the tolerance, and perplexity by passes."""
         c, network, store = self.config, run.network, run.corpus.validation
         assert isinstance(network, ContextReady)
-        chosen = chosen_documents(store, c.documents or len(store), shortest=2)
+        chosen = chosen_documents(store, c.documents, shortest=2)
         rows = scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen)
         batches = [scoring.batch.to(run.device.value) for scoring in rows]
         moved_BKT = np.stack([movements(network, batch, c.passes).numpy() for batch in batches[: c.batches]])

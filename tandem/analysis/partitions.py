@@ -43,7 +43,7 @@ class Partitions(Analysis):
     @torch.no_grad()
     def measure(self, run: Run) -> dict[str, Any]:
         store, network = run.corpus.validation, run.network
-        chosen = chosen_documents(store, self.config.documents or len(store), shortest=2)
+        chosen = chosen_documents(store, self.config.documents, shortest=2)
         sums = Sums()
         for scoring in scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen):
             batch = scoring.batch.to(run.device.value)
