@@ -99,7 +99,7 @@ class MutualInformation(Analysis):
 def distances_to(longest: int) -> list[int]:
     """All distances up to 16, then 16 more, evenly spaced in their logarithm."""
     first = min(16, longest)
-    return [*range(1, first + 1), *sorted({round(d) for d in np.geomspace(first, longest, 17)} - {*range(first + 1)})]
+    return sorted({*range(1, first + 1), *(round(d) for d in np.geomspace(first, longest, 17))})
 
 
 def information(
@@ -149,7 +149,7 @@ def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
     Each document has pairs at the first four distances, so that every resample has enough of them to fit a power law.
     """
-    order = np.array(chosen_documents(store, len(store), shortest=6))
+    order = np.array(chosen_documents(store, None, shortest=6))
     order = order[: int(np.searchsorted((store.lengths[order] - 1).cumsum(), tokens)) + 1]
     ids = np.concatenate([store.document(d)[:-1] for d in order]).astype(np.int64)
     return ids, np.repeat(np.arange(len(order)), store.lengths[order] - 1)
