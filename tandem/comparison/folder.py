@@ -58,9 +58,8 @@ class StudyFolder:
             return
 
         def entries(study: dict[str, Any]) -> dict[str, Any]:
-            return {key: study[key] for key in study if key != "arms"} | {
-                f"arms.{a}": study["arms"][a] for a in study["arms"]
-            }
+            arms = study.pop("arms")
+            return study | {f"arms.{arm}": changes for arm, changes in arms.items()}
 
         held, wanted = entries(read_part(file, arms=dict)), entries(yaml.safe_load(self.study.to_yaml()))
         lines = []
