@@ -55,8 +55,7 @@ class Rows:
     def lay(self, x: Tensor) -> Tensor:
         """(1, H, P, D), or more positions, to the rectangle (R, H, L, D), 0 where there is nothing."""
         own = x[0, :, : len(self.cell)].transpose(0, 1)
-        cells: Tensor = _Lay.apply(own, self.cell, self.rows * self.columns)  # type: ignore[assignment]
-        return cells.unflatten(0, (self.rows, -1)).transpose(1, 2)
+        return _laid(own, self.cell, self.rows * self.columns).unflatten(0, (self.rows, -1)).transpose(1, 2)
 
     def pick(self, y: Tensor) -> Tensor:
         """The rectangle (R, H, L, D) to (1, H, P, D)."""
@@ -92,22 +91,8 @@ def _plan(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
     return span, plan_attention([span], [keys], device=device, backend="tiled")
 
 
-class _Lay(torch.autograd.Function):
-    """Scatters the rows of x (P, ..) into zeros (cells, ..), by an index without repetitions."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, cells: int) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(index)
-        return _laid(x, index, cells)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        (index,) = ctx.saved_tensors
-        return grad.index_select(0, index), None, None
-
-
 class _Pick(torch.autograd.Function):
-    """The inverse of _Lay; the backward of index_select would add rows up one by one."""
+    """The inverse of _laid; the backward of index_select would add rows up one by one."""
 
     @staticmethod
     def forward(ctx, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
@@ -122,6 +107,7 @@ class _Pick(torch.autograd.Function):
 
 
 def _laid(x: Tensor, index: Tensor, cells: int) -> Tensor:
+    """Scatters the rows of x (P, ..) into zeros (cells, ..), by an index without repetitions."""
     return x.new_zeros(cells, *x.shape[1:]).index_copy_(0, index, x)
 
 
