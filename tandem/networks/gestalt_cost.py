@@ -35,20 +35,15 @@ class Layers:
     crosses: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GestaltCost(Cost):
-    """Rows of text count as sentences of `sentence` tokens; sessions close theirs only at `cap`.
+    """Rows of text count as sentences of SENTENCE tokens; sessions close theirs only at `cap`.
 
     `decode` does not count the closing of a sentence: that is `sentence_end`."""
 
-    width: int = 0
-    memory: int = 0
-    cap: int = 0
-    in_context: bool = False
-    thinks: bool = True
-    lower: Layers = Layers(0, 0, 0)
-    upper: Layers = Layers(0, 0, 0)
-    sentence: int = SENTENCE
+    config: "Gestalt.Config"
+    lower: Layers
+    upper: Layers
 
     @classmethod
     def of(cls, network: "Gestalt") -> "GestaltCost":
@@ -69,16 +64,15 @@ class GestaltCost(Cost):
             pairs=lambda n: found.prompt_pairs(n),
             keys=lambda n: found.keys_at(n % c.cap + 1, n // c.cap),
             cache=lambda n: found.held(n // c.cap, n % c.cap + 1),
-            width=C,
-            memory=c.memory,
-            cap=c.cap,
-            in_context=c.in_context,
-            thinks=c.thinks,
+            config=c,
             lower=lower,
             upper=upper,
-            sentence=min(SENTENCE, c.cap),
         )
         return found
+
+    @property
+    def selfs(self) -> int:
+        return self.lower.selfs + self.upper.selfs
 
     @property
     def crosses(self) -> int:
@@ -87,7 +81,16 @@ class GestaltCost(Cost):
     @property
     def once(self) -> int:
         """FLOPs of a batch, of any size, for the table of ranks."""
-        return 4 * self.memory * self.crosses * self.width**2
+        return 4 * self.config.memory * self.crosses * self.config.width**2
+
+    def slots(self, thoughts: int) -> int:
+        """Thoughts that are positions of a sentence with so many thoughts before it."""
+        return min(thoughts, self.config.memory) if self.config.in_context else 0
+
+    def _pairs(self, layers: Layers, own: int, t: int) -> int:
+        """Pairs of sentence t, of so many positions beside thoughts."""
+        m = own + self.slots(t)
+        return layers.selfs * m * (m + 1) // 2 + layers.crosses * m * min(t, self.config.memory)
 
     # ---- training -------------------------------------------------------------------------------------------------
 
@@ -96,73 +99,52 @@ class GestaltCost(Cost):
     ) -> dict[str, int]:
         """FLOPs of one row of `context` tokens, each document one stream; all of it is trained on."""
         assert parts is None, "sentences have no break points"
-        total = {"linear": 0, "attention": 0, "head": 0}
+        total, sentence = {"linear": 0, "attention": 0, "head": 0}, min(SENTENCE, self.config.cap)
         for n in documents or [context]:
-            full, rest = divmod(n, self.sentence)
-            found = self.stream([self.sentence] * full + ([rest] if rest else []))
+            full, rest = divmod(n, sentence)
+            found = self.stream([sentence] * full + ([rest] if rest else []))
             total = {part: total[part] + found[part] for part in total}
         return total
 
     def stream(self, lengths: Sequence[int]) -> dict[str, int]:
         """FLOPs by part of a stream whose sentences have these numbers of tokens."""
-        C, S = self.width, len(lengths)
-        slots = [min(t, self.memory) if self.in_context else 0 for t in range(S)]
-        p = sum(n + 2 + slot for n, slot in zip(lengths, slots, strict=True))
+        C, S = self.config.width, len(lengths)
+        p = sum(n + 2 + self.slots(t) for t, n in enumerate(lengths))
         linear = p * self.lower.work + (p - S) * self.upper.work
-        linear += (S * C**2 if self.thinks else 0) + max(0, S - 1) * 2 * self.crosses * C**2
+        linear += (S * C**2 if self.config.thinks else 0) + max(0, S - 1) * 2 * self.crosses * C**2
         pairs = sum(
-            self._pairs(self.lower, n + 2 + slot, t) + self._pairs(self.upper, n + 1 + slot, t)
-            for t, (n, slot) in enumerate(zip(lengths, slots, strict=True))
+            self._pairs(self.lower, n + 2, t) + self._pairs(self.upper, n + 1, t) for t, n in enumerate(lengths)
         )
         q = sum(lengths) + S
         return {"linear": 6 * linear, "attention": 14 * C * pairs, "head": 6 * q * self.head}
-
-    def multiply_adds(self, lengths: Sequence[int]) -> int:
-        """A."""
-        found = self.stream(lengths)
-        return (found["linear"] + found["head"]) // 6
-
-    def _pairs(self, layers: Layers, m: int, t: int) -> int:
-        return layers.selfs * m * (m + 1) // 2 + layers.crosses * m * min(t, self.memory)
 
     # ---- generation -----------------------------------------------------------------------------------------------
 
     def prefill(self, n: int) -> int:
         """FLOPs of a prompt cut only at `cap`: closed sentences go no further than their thoughts."""
-        closed, rest = divmod(n, self.cap)
-        slots = [min(t, self.memory) if self.in_context else 0 for t in range(closed + 1)]
-        work = sum(self.cap + 2 + slot for slot in slots[:-1]) * self.lower.work
-        work += closed * (1 + 2 * self.crosses) * self.width**2
-        work += (rest + 1 + slots[-1]) * self.linear
+        closed, rest = divmod(n, self.config.cap)
+        work = sum(self.config.cap + 2 + self.slots(t) for t in range(closed)) * self.lower.work
+        work += closed * (1 + 2 * self.crosses) * self.config.width**2
+        work += (rest + 1 + self.slots(closed)) * self.linear
         return 2 * work + 4 * self.pair * self.pairs(n)
 
     def prompt_pairs(self, n: int) -> int:
-        closed, rest = divmod(n, self.cap)
-        slot = lambda t: min(t, self.memory) if self.in_context else 0
-        pairs = sum(self._pairs(self.lower, self.cap + 2 + slot(t), t) for t in range(closed))
-        m = rest + 1 + slot(closed)
-        return pairs + self._pairs(self.lower, m, closed) + self._pairs(self.upper, m, closed)
+        closed, rest = divmod(n, self.config.cap)
+        pairs = sum(self._pairs(self.lower, self.config.cap + 2, t) for t in range(closed))
+        return pairs + self._pairs(self.lower, rest + 1, closed) + self._pairs(self.upper, rest + 1, closed)
 
     def keys_at(self, place: int, thoughts: int) -> int:
         """Keys read by position `place` of a sentence ([BOS] is 0) with so many thoughts before it, over all layers."""
-        k = min(thoughts, self.memory)
-        own = place + 1 + (k if self.in_context else 0)
-        return (self.lower.selfs + self.upper.selfs) * own + self.crosses * k
-
-    def position(self, place: int, thoughts: int) -> int:
-        """FLOPs to read one position and form its logits."""
-        return 2 * (self.linear + self.head) + 4 * self.pair * self.keys_at(place, thoughts)
+        own, k = place + 1 + self.slots(thoughts), min(thoughts, self.config.memory)
+        return self.selfs * own + self.crosses * k
 
     def sentence_end(self, place: int, thoughts: int) -> int:
         """FLOPs to read [EOS] at a position, and to make the thought and what memory keeps of it."""
-        k, C = min(thoughts, self.memory), self.width
-        own = place + 1 + (k if self.in_context else 0)
+        own, k, C = place + 1 + self.slots(thoughts), min(thoughts, self.config.memory), self.config.width
         keys = self.lower.selfs * own + self.lower.crosses * k
         return 2 * (self.lower.work + C**2 + 2 * self.crosses * C**2) + 4 * C * keys
 
     def held(self, thoughts: int, places: int) -> int:
         """Numbers that a session keeps for so many thoughts and open positions."""
-        k, C, selfs = min(thoughts, self.memory), self.width, self.lower.selfs + self.upper.selfs
-        if self.in_context:
-            return C * k + 2 * selfs * C * (k + places)
-        return 2 * self.crosses * C * k + 2 * selfs * C * places
+        slots, k = self.slots(thoughts), min(thoughts, self.config.memory)
+        return self.config.width * (slots + 2 * self.crosses * k + 2 * self.selfs * (slots + places))

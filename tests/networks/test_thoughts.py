@@ -768,10 +768,16 @@ def cost_of(**settings):
         return Gestalt(Gestalt.Config(**given | settings), 50_303, 1024).cost()
 
 
+def multiply_adds(cost):
+    """Of a stream, without attention."""
+    flops = cost.stream(STREAM)
+    return (flops["linear"] + flops["head"]) // 6
+
+
 @pytest.mark.parametrize(("width", "heads", "work", "training"), FLOPS)
 def test_flops_of_a_stream(width, heads, work, training):
     cost = cost_of(width=width, heads=heads)
-    assert cost.multiply_adds(STREAM) == work
+    assert multiply_adds(cost) == work
     assert sum(cost.stream(STREAM).values()) == training
     assert sum(cost.training(750).values()) == training
     assert cost.stream(STREAM)["attention"] == 14 * width * 135_585
@@ -791,15 +797,15 @@ def test_without_memory_the_mlps_of_its_blocks_stay_and_nothing_else():
     positions, labels, C, S = 810, 780, 48, 30
     lower, upper = (attention * 4 * C**2 + 8 * C**2 * mlps for attention, mlps in ((4, 7), (2, 5)))
     expected = positions * lower + labels * upper + S * C**2 + labels * 50_304 * C
-    assert cost_of(width=C, heads=1, memory=0).multiply_adds(STREAM) == expected
+    assert multiply_adds(cost_of(width=C, heads=1, memory=0)) == expected
 
 
 def test_flops_of_decoding():
     cost = cost_of()
-    assert cost.position(12, 40) == 233_957_376
+    assert cost.decode(40 * 64 + 11) == 233_957_376
     assert cost.sentence_end(26, 40) == 108_048_384
     assert cost_of(blocks="self").sentence_end(26, 40) == 101_710_848  # the 40 thoughts in context are read, too
-    assert cost.position(0, 40) == 233_736_192
+    assert 2 * (cost.linear + cost.head) + 4 * cost.pair * cost.keys_at(0, 40) == 233_736_192
     assert cost.held(12, 10) * 2 == 405_504
     assert cost.held(40, 66) * 2 == 1_953_792
 
@@ -826,12 +832,12 @@ def test_the_decoder_beside_it(width, heads, parameters, training, ratio, share)
     assert round(found, 3) == ratio
     # All steps at once: the blocks behind the thought and the head, keys and values of thoughts left out
     later = (sum(STREAM) + len(STREAM)) * (cost.upper.work + cost.head)
-    assert round(later / cost.multiply_adds(STREAM), 3) == share
+    assert round(later / multiply_adds(cost), 3) == share
 
 
 def test_a_session_makes_every_thought_also_where_training_makes_none():
     one, other = (cost_of(blocks="self", memory=0, seed=False, hinge=hinge) for hinge in (0.0, 0.01))
-    assert one.multiply_adds(STREAM) < other.multiply_adds(STREAM) and one.prefill(500) == other.prefill(500)
+    assert multiply_adds(one) < multiply_adds(other) and one.prefill(500) == other.prefill(500)
 
 
 def test_flops_of_decoding_by_the_decoder():
@@ -853,8 +859,8 @@ def test_flops_of_a_step_are_those_that_are_run(blocks, lengths):
     layout = network.layout(batch, torch.device("cpu"))
     cells = lambda rows, of: rows.rows * rows.columns * (of.selfs * rows.columns + of.crosses * rows.windows.shape[1])
     run = sum(cells(rows, cost.lower) for rows in layout.steps) + sum(cells(rows, cost.upper) for rows in layout.chunks)
-    assert attention == 12 * cost.width * run
-    assert 14 * cost.width * run >= sum(one["attention"] for one in of_streams)
+    assert attention == 12 * cost.pair * run
+    assert 14 * cost.pair * run >= sum(one["attention"] for one in of_streams)
 
 
 # ---- recipes ----------------------------------------------------------------------------------------------------
