@@ -9,6 +9,7 @@ The module that holds the parameter has the role, so that no rule has to guess f
 Schemes: Tandem's own (`normal`) and those with which the papers' results were obtained.
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -90,33 +91,22 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     deviations of hidden matrices shrink as 1 / sqrt(width), like those that a scheme derives from the shape.
     """
     shrink = width_ratio(network) ** -0.5
+    draw = functools.partial(_draw_matrix, scheme=scheme, depth=depth, shrink=shrink, generator=generator)
     for module in network.modules():
         if isinstance(module, nn.RMSNorm | nn.LayerNorm):
             nn.init.ones_(module.weight)
             if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
                 nn.init.zeros_(bias)
         elif isinstance(module, Embedding):
-            _draw_table(module.weight, scheme, generator)
+            draw(module.weight, module.role, (len(module.weight),))
         elif isinstance(module, Linear):
-            _draw_linear(module, scheme, depth, shrink, generator)
+            if module.bias is not None:
+                bound = 1 / math.sqrt(module.in_features) if scheme == "torch" else 0.0
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+            draw(module.weight, module.role, module.fused if scheme == "xavier" else module.parts)
         elif isinstance(module, Experts):
             for matrix in module.weight:
-                _draw_matrix(matrix, module.role, (len(matrix),), scheme, depth, shrink, generator)
-
-
-def _draw_table(weight: Tensor, scheme: Scheme, generator: torch.Generator | None) -> None:
-    if scheme in ("xavier", "per_matrix", "per_matrix_scaled"):
-        nn.init.xavier_uniform_(weight, gain=math.sqrt(2), generator=generator)
-    else:
-        nn.init.normal_(weight, 0.0, 1.0 if scheme == "torch" else 0.02, generator=generator)
-
-
-def _draw_linear(linear: Linear, scheme: Scheme, depth: int, shrink: float, generator: torch.Generator | None) -> None:
-    if linear.bias is not None:
-        bound = 1 / math.sqrt(linear.in_features) if scheme == "torch" else 0.0
-        nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
-    parts = linear.fused if scheme == "xavier" else linear.parts
-    _draw_matrix(linear.weight, linear.role, parts, scheme, depth, shrink, generator)
+                draw(matrix, module.role, (len(matrix),))
 
 
 def _draw_matrix(
@@ -128,7 +118,9 @@ def _draw_matrix(
     shrink: float,
     generator: torch.Generator | None,
 ) -> None:
-    if scheme == "torch":
+    if scheme == "torch" and role == "embedding":
+        nn.init.normal_(weight, generator=generator)
+    elif scheme == "torch":
         bound = 1 / math.sqrt(weight.shape[1])
         nn.init.uniform_(weight, -bound, bound, generator=generator)
     elif scheme in ("xavier", "per_matrix", "per_matrix_scaled"):

@@ -60,7 +60,7 @@ BUGS = {
         ("depth does not scale the outputs", "tests/nn/test_init.py",
          "deviation = 0.02 / math.sqrt(2 * depth) if role", "deviation = 0.02 if role"),
         ("embeddings are left to PyTorch", "initialisation",
-         "_draw_table(module.weight, scheme, generator)", "pass"),
+         "draw(module.weight, module.role, (len(module.weight),))", "pass"),
         ("norms decay", "tests/training/test_optimiser.py",
          "\"thought\"} | EXPERTS", "\"thought\", \"norm\"} | EXPERTS"),
     ],
