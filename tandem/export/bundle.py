@@ -37,7 +37,6 @@ class Source:
 
     name: str
     text: str
-    tree: ast.Module
     statements: list[tuple[int, int, ast.stmt]] = field(default_factory=list)
     defined: dict[str, int] = field(default_factory=dict)
 
@@ -49,8 +48,8 @@ class Source:
                 f"{name} is no module of {HOUSE}, whose source alone is exported: move it to {HOUSE}/networks/"
             )
         text = _path(name).read_text("utf-8")
-        source, end = cls(name, text, ast.parse(text)), 0
-        for node in source.tree.body:
+        source, end = cls(name, text), 0
+        for node in ast.parse(text).body:
             if _is_text(node) and source.statements:  # describes the option or constant above it
                 first, _, before = source.statements.pop()
                 source.statements.append((first, node.end_lineno or 0, before))
@@ -182,9 +181,6 @@ def _left_at_home(node: ast.stmt) -> list[ast.stmt]:
 def _walked(node: ast.stmt) -> Iterator[ast.AST]:
     """All nodes of a statement that are exported with it."""
     left = _left_at_home(node)
-    if not left:
-        yield from ast.walk(node)
-        return
     for inner in ast.iter_child_nodes(node):
         if inner not in left:
             yield from ast.walk(inner)
@@ -211,8 +207,6 @@ def _bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif isinstance(node, Import):
-        yield from (_top(node, alias) for alias in node.names)
     else:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
