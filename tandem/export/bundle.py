@@ -187,11 +187,11 @@ def _walked(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _lines_of(text: str, method: ast.stmt) -> str:
-    """The source text of a method, with its decorators and the empty line before it."""
+    """The source text of a method, with its decorators and the empty line before it, if there is one."""
     assert isinstance(method, ast.FunctionDef)
     first = min([method.lineno, *(decorator.lineno for decorator in method.decorator_list)])
     lines = text.splitlines(keepends=True)
-    return "".join(lines[first - 2 : method.end_lineno])
+    return "".join(lines[first - 2 + bool(lines[first - 2].strip()) : method.end_lineno])
 
 
 def _path(module: str) -> Path:

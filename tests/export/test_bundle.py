@@ -25,3 +25,12 @@ def test_a_bundle_keeps_what_is_named_with_what_it_names():
     assert "from torch import Tensor" in source and "\nPairing = " in source
     with pytest.raises(LookupError, match="BeforeValidator"):
         bundle({"tandem.recipe.resolve": {"Run"}})
+
+
+def test_a_class_that_begins_with_a_method_left_at_home_keeps_its_own_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("tandem.export.bundle.ROOT", tmp_path)
+    left, kept = "    @classmethod\n    def tiny(cls):\n        return {}\n", "    def read(self):\n        return 1\n"
+    for name, body in (("first", f"{left}\n{kept}"), ("last", f"{kept}\n{left}")):
+        (tmp_path / f"{name}.py").write_text(f"class Mine:\n{body}")
+        source = bundle({f"tandem.{name}": {"Mine"}})[f"tandem_{name}.py"]
+        assert source.split() == f"class Mine:\n{kept}".split()
