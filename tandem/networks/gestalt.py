@@ -46,6 +46,7 @@ from tandem.corpus import (
     open_sentences,
     scoring_streams,
 )
+from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt_blocks import MemoryBlock, ParallelBlock, SerialBlock, ThoughtHead, hinge, rank_table
 from tandem.networks.gestalt_cost import GestaltCost
 from tandem.networks.gestalt_layout import Layout
@@ -172,8 +173,6 @@ class Gestalt(Network):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:
-        from tandem.networks.decoder import Decoder
-
         plain = config.shared_with(BlockConfig) | {"depth": config.depth, "positions": "adjacent"}
         cut = {"blocks": "self", "memory": 0, "seed": False, "hinge": 0.0, "cap": 1 << 20, "positions": "adjacent"}
         own = lambda name: None if name.startswith("thought.") else name
@@ -245,7 +244,7 @@ class Gestalt(Network):
         """
         layout = self.layout(batch, x.device)
         if not layout.tokens:
-            empty = self.touched(x.reshape(1, 0, x.shape[-1]), self._idle(None))
+            empty = self.touched(x.reshape(1, 0, x.shape[-1]), [self])
             return empty, {name: x.sum() for name in self.terms}
         reading = Reading(self, layout, batch)
         hidden, lengths = reading.run(x.flatten(0, -2))
@@ -259,10 +258,8 @@ class Gestalt(Network):
         lengths = batch.lengths if isinstance(batch, StreamBatch) else cut_rows(batch.starts, c.cap)
         return Layout(lengths, memory=c.memory, in_context=c.in_context, recurrent=c.recurrent, device=device)
 
-    def _idle(self, layout: Layout | None) -> list[nn.Module]:
-        """Modules that this batch does not use; layout None: the batch has no token."""
-        if layout is None:
-            return [self]
+    def _idle(self, layout: Layout) -> list[nn.Module]:
+        """Modules that this batch does not use."""
         idle: list[nn.Module] = [] if self.config.hinge else [self.thought]  # without it thoughts may be unused
         if not self.config.memory or len(layout.widths) < 2:
             idle += [block.memory for block in self.stack if hasattr(block, "memory")]  # type: ignore[misc]

@@ -72,8 +72,7 @@ class MemoryRead(nn.Module):
 
     def ranks(self, table: Tensor) -> Tensor:
         """What ranks add to keys: P (M, C) to (M, C)."""
-        rows = len(table.T)
-        return nn.functional.linear(table, self.kv.weight[:rows])
+        return F.linear(table, self.kv.weight[: table.shape[1]])
 
     def ask(self, x: Tensor) -> Tensor:
         """x (1, P, C) to queries (1, H, P, D)."""

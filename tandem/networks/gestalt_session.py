@@ -121,9 +121,8 @@ class GestaltSession:
     def _close(self, rows: list[int], sentences: list[list[int]] | None) -> None:
         """Reads whole sentences, or the [EOS] of open ones, as far as the thought, and keeps the thought."""
         network, c = self.network, self.network.config
-        whole = sentences is not None
-        fronts = self._fronts(rows) if whole else [None] * len(rows)
-        texts = [[*text, network.end] for text in (sentences if sentences is not None else [[]] * len(rows))]
+        fronts = self._fronts(rows) if sentences else [None] * len(rows)
+        texts = [[*text, network.end] for text in sentences or [[]] * len(rows)]
         states, last = self._states(rows, fronts, texts, range(network.depth_of_thought))
         v = states[last]
         thoughts, _ = network.thought(network.norm(v) if c.thought_from is None else v)
