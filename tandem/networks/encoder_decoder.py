@@ -78,7 +78,6 @@ class EncoderDecoder(Network):
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)
         c = config
-        self.sentinels = c.sentinels
         self.table = Embedding(padded(vocabulary, c.sentinels), c.width)
         if (self.first or 0) >= len(self.table.weight):
             raise UserError(f"network.start = {c.start}: the token table ends at id {len(self.table.weight) - 1}")
@@ -122,7 +121,7 @@ class EncoderDecoder(Network):
     @property
     def head_with_sentinels(self) -> Tensor:
         """The rows of every id that span corruption predicts, and of the two spare ids in between."""
-        return self.table.weight[: self.vocabulary + 2 + self.sentinels]
+        return self.table.weight[: self.vocabulary + 2 + self.config.sentinels]
 
     @property
     def first(self) -> int | None:

@@ -125,8 +125,6 @@ class Network(nn.Module):
     """Settings in which it may differ from the network that it starts from: they shape no weight."""
     table: Embedding
     """Embeddings of token ids; a network that wraps another has none of its own."""
-    sentinels: int = 0
-    """Ids of its table that stand for what was cut out of a text."""
     rows_vary: ClassVar[bool] = False
     """Whether its blocks read rows of any length in training: one compiled graph then serves all lengths."""
 

@@ -12,7 +12,7 @@ Shapes: B rows, T tokens, N latents, C width, H heads, G key heads, D head width
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -44,7 +44,7 @@ class CrossBlock(Block):
         self.cross_q_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.cross_k_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
 
-    def forward(self, x: Tensor, reader: CrossReader, **_: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, reader: CrossReader) -> Tensor:  # type: ignore[override]
         """x (B, T, C) to (B, T, C)."""
         project, ask, finish = current_parts(self)
         q, k, v = project(self, x, reader.rotation)
@@ -68,8 +68,7 @@ class CrossBlock(Block):
 
     def finish(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds to x what it read from the context, y (B, H, T, D), then the MLP of the sum."""
-        x = x + self.cross_output(y.transpose(1, 2).flatten(-2))
-        return x + self.mlp(self.mlp_norm(x))
+        return self.think(x + self.cross_output(y.transpose(1, 2).flatten(-2)))
 
 
 def cross_work(config: BlockConfig) -> tuple[int, int]:
