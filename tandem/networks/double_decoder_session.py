@@ -266,7 +266,6 @@ class DoubleDecoderSession:
         if self.own:
             self._read_context(torch.cat(self.own, dim=1))
             self.own = []
-            self._work(self.network.generation_stack)
 
     def context(self) -> Context:
         """What has been read up to the boundary, for `reload` in another session with as many rows."""
