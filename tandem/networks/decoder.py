@@ -106,7 +106,8 @@ class Decoder(Network):
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.run(self.placed(x, batch), self.reader(x, batch)), self.extra(batch)
+        hidden = self.norm(self.states(self.placed(x, batch), self.reader(x, batch)))
+        return hidden, self.extra(batch)
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
         """Embeddings plus positions, where these are learned: the input of the first block."""
@@ -122,10 +123,6 @@ class Decoder(Network):
     def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
         """The reader of all blocks, for any number of passes over a batch of embeddings shaped like `x`."""
         return SpanReader(self, self.span(batch.starts), x)
-
-    def run(self, x: Tensor, reader: Any) -> Tensor:
-        """All blocks and the final norm."""
-        return self.norm(self.states(x, reader))
 
     def states(self, x: Tensor, reader: Any) -> Tensor:
         """All blocks: the last one's output, before the final norm."""
@@ -227,8 +224,8 @@ class DecoderSession(FixedSteps):
         network = self.network
         tokens = columns_of(tokens, self.rows).to(network.table.weight.device)
         x = network.embed(tokens)
-        columns = torch.arange(self.columns, self.columns + tokens.shape[1])
         if network.places is not None:
+            columns = torch.arange(self.columns, self.columns + tokens.shape[1])
             x = network.at(x, (columns - self.pads[:, None]).clamp_min(0))
         return x
 

@@ -199,8 +199,7 @@ class Superposition(NextToken):
         per_slot = sent(np.array(coefficients), hidden.device).to(exact)
         loss, sums = network.nll(hidden, batch.targets, per_slot, any_of=self.config.loss == "mce_alt")
         by_slot = dict(zip(slots, sums, strict=True)) if len(sums) == len(slots) else {}
-        nll = loss.detach()
-        kl = nll
+        kl = nll = loss.detach()
         if self.config.loss == "mce":  # a row of weights w, W in sum, loses at least sum w log(W / w)
             shares = per_slot * (batch.targets != IGNORE)
             kl = nll - torch.special.entr(shares).sum() + torch.special.entr(shares.sum(-1)).sum()
