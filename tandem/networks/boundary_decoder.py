@@ -32,7 +32,7 @@ from tandem.corpus import (
 )
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.networks.network import columns_of
-from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
 from tandem.nn.spans import Span
 from tandem.recipe import Recipe, register
@@ -139,10 +139,12 @@ def gist_spans(starts: Tensor, sentences: Tensor, queries: int | None = None) ->
     return own, index[:, :E], Span(before.gather(1, starts)[:, asking], before.gather(1, sentences)[:, asking])
 
 
-def gathered(kv: Tensor, index: Tensor) -> Tensor:
-    """(B, G, N, D) at the positions (B, E) of each row: (B, G, E, D)."""
-    B, G, _, D = kv.shape
-    return kv.gather(2, index[:, None, :, None].to(kv.device).expand(B, G, -1, D))
+def read_gist(q: Tensor, k: Tensor, v: Tensor, index: Tensor, plan: Plan) -> Tensor:
+    """One softmax over keys (B, G, N, D) and those of them at the positions `index` (B, E) of each row."""
+    (own,), (ends,) = plan.spans
+    B, G, _, D = k.shape
+    at = index[:, None, :, None].to(k.device).expand(B, G, -1, D)
+    return attend(q, [Source(k, v, own), Source(k.gather(2, at), v.gather(2, at), ends)], plan=plan)
 
 
 class GistReader(SpanReader):
@@ -150,13 +152,11 @@ class GistReader(SpanReader):
 
     def __init__(self, network: BoundaryDecoder, starts: Tensor, sentences: Tensor, x: Tensor):
         self.rotation = network.rotation(0, x.shape[1], x)
-        self.spans = gist_spans(starts, sentences)
-        own, index, ends = self.spans
-        self.plan = plan_attention([own, ends], [x.shape[1], index.shape[1]], device=x.device)
+        own, self.index, ends = gist_spans(starts, sentences)
+        self.plan = plan_attention([own, ends], [x.shape[1], self.index.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        own, index, ends = self.spans
-        return attend(q, [Source(k, v, own), Source(gathered(k, index), gathered(v, index), ends)], plan=self.plan)
+        return read_gist(q, k, v, self.index, self.plan)
 
 
 class GistSession(DecoderSession):
@@ -180,11 +180,9 @@ class GistSession(DecoderSession):
         k, v = self.caches[layer].append(k, v)
         if self.plan is None:
             starts = torch.minimum(self.pads[:, None].expand_as(self.sentences), self.sentences)
-            self.spans = gist_spans(starts, self.sentences, q.shape[2])
-            own, index, ends = self.spans
-            self.plan = plan_attention([own, ends], [k.shape[2], index.shape[1]], device=q.device)
-        own, index, ends = self.spans
-        return attend(q, [Source(k, v, own), Source(gathered(k, index), gathered(v, index), ends)], plan=self.plan)
+            own, self.index, ends = gist_spans(starts, self.sentences, q.shape[2])
+            self.plan = plan_attention([own, ends], [k.shape[2], self.index.shape[1]], device=q.device)
+        return read_gist(q, k, v, self.index, self.plan)
 
     def fork(self, rows: Tensor | None = None) -> "GistSession":
         other = super().fork(rows)
