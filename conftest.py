@@ -1,8 +1,13 @@
-"""Before anything imports Triton: without CUDA, its kernels run in its interpreter."""
+"""What must stand before any test: Triton's interpreter where there is no CUDA, and signals that tests can send."""
 
 import os
+import signal
 
 import torch
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ignored where a shell or nohup started the tests so,
+    if signal.getsignal(number) is signal.SIG_IGN:  # which their runs would inherit and honour
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
