@@ -228,7 +228,7 @@ def test_the_last_step_is_shown_before_what_is_said_of_it(terminal):
 
 def test_other_records_show_their_text_and_nothing_else(capsys):
     display, out = plain()
-    text = "a [bold] word :smile: at 3:100:4 " + 30 * "long "
+    text = "a [bold] word :smile: at 3:100:4" + 30 * " long"
     display.write({"kind": "sample", "step": 1, "text": "unsaid"})
     display.write({"kind": "sample", "step": 1}, text)
     say(text, "sample")
