@@ -22,6 +22,7 @@ import torch
 import triton
 from machine import header, options_of, write
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 
 from tandem.nn import attention_triton as fused
 
@@ -82,7 +83,7 @@ def facts(kernel: Any, warps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "kernel.ptx"), f"{folder}/kernel.cubin"
         source.write_text(kernel.asm["ptx"])
-        told = run(triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", "-o", made, str(source)).stderr
+        told = run(get_ptxas(90).path, "-v", "--gpu-name=sm_90a", "-o", made, str(source)).stderr
         code = run(triton.knobs.nvidia.nvdisasm.path, "-c", made).stdout
     registers, spilled = (int(re.findall(pattern, told)[0]) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill st"))
     shared, of_warp = kernel.metadata.shared, 32 * (registers + -registers % 8)

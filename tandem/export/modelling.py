@@ -23,6 +23,9 @@ from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Session
 from tandem.recipe import registered
 
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What transformers calls the cache of an output: `past_key_values` before 5.24."""
+
 LAST = slice(-1, None)
 """The columns whose logits `generate` asks for."""
 
@@ -88,23 +91,25 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         tokenizer: Any = None,
+        cache: SessionCache | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of what follows each token, 0 at padding; a tuple with `return_dict=False`.
 
         Args:
             attention_mask: (B, T), 1 at text and 0 at padding; for rows that continue, of all tokens so far.
-            past_key_values: the cache of an earlier call with `use_cache`; it continues with `input_ids`, in place.
             logits_to_keep: gives logits of only this many last tokens, 0 for all, or of these columns (N,).
             labels: (B, T), the tokens again, -100 where there is no target: then `loss` is nats per token, over
                 the ids of the vocabulary alone.
             num_items_in_batch: targets of all parts of a step, by which `loss` is divided in place of its own: so
                 `Trainer` accumulates the step of one batch.
             tokenizer: unused; `generate` passes on the one with which it finds `stop_strings`.
+            cache: that of an earlier call with `use_cache`; it continues with `input_ids`, in place.
+                `past_key_values`: the same, by its name before transformers 5.24.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for. A network
             that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
             and for `generate` without a cache; one that can only continue a prompt, for the logits of a text.
         """
-        cache = past_key_values
+        cache = past_key_values if cache is None else cache
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if cache is None and self.network.divides:
             self._check_reading(use_cache, kept)
@@ -121,7 +126,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
                 asked = asked.masked_fill(attention_mask[:, -labels.shape[1] : -1] == 0, IGNORE)
             nats = F.cross_entropy(logits[:, :-1].flatten(0, 1), asked.flatten(), ignore_index=IGNORE, reduction="sum")
             loss = nats / ((asked != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})  # type: ignore[arg-type]
 
     def _check_reading(self, use_cache: bool | None, kept: slice | Tensor) -> None:
         """A prompt begins a cache, and has only the logits of what follows it; any other input is a text."""
@@ -161,7 +166,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _go_on(self, cache: SessionCache, tokens: Tensor, mask: Tensor | None, kept: slice | Tensor) -> Tensor:
         if not hasattr(cache, "session"):
-            raise ValueError("past_key_values: has to come from a call of this model with use_cache=True")
+            raise ValueError(f"{CACHE}: has to come from a call of this model with use_cache=True")
         columns = cache.columns + tokens.shape[1]
         if mask is not None:
             read = F.pad(cache.begun, (0, columns - cache.begun.shape[1]), value=True)[:, -mask.shape[1] :]

@@ -392,4 +392,4 @@ def combine_kernel(
     tl.store(lse + at, tl.where(total == 0.0, float("-inf"), top * LN_2 + tl.log(tl.where(total == 0.0, 1.0, total))))
     for g in tl.static_range(GROUPS):
         at = y[g] + b * y_strides[3 * g] + head * y_strides[3 * g + 1] + i * y_strides[3 * g + 2]
-        tl.store(at + d, out.to(at.dtype.element_ty), mask=(d < D) & (group == g))
+        tl.store(at + d, out.to(at.dtype.element_ty), mask=d < tl.where(group == g, D, 0))

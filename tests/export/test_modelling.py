@@ -81,8 +81,8 @@ def test_a_mask_hides_nothing_that_a_cache_has_read(decoder):
     begun.past_key_values.reorder_cache(torch.tensor([1, 0]))
     whole = decoder(IDS.flip(0), longer.flip(0), past_key_values=begun.past_key_values).logits
     again = decoder(IDS, MASK, use_cache=True).past_key_values
-    assert torch.equal(decoder(IDS, torch.ones_like(IDS), past_key_values=again).logits, whole.flip(0))
-    with pytest.raises(ValueError, match="past_key_values: has to come from a call of this model"):
+    assert torch.equal(decoder(IDS, torch.ones_like(IDS), cache=again).logits, whole.flip(0))
+    with pytest.raises(ValueError, match=r"(past_key_values|cache): has to come from a call of this model"):
         decoder(IDS, past_key_values=DynamicCache())
 
 
