@@ -13,7 +13,7 @@ from tandem.training.health import NotFinite, StopRequest, peak_memory, require_
 
 
 def test_peak_memory_is_of_this_process_and_of_no_other():
-    ballast = bytearray(b"x" * 1_000_000_000)
+    ballast = b"x" * 1_000_000_000
     assert peak_memory(device("cpu")) > len(ballast)
     code = "import torch; from tandem.training.health import peak_memory; print(peak_memory(torch.device('cpu')))"
     assert 50e6 < int(subprocess.check_output([sys.executable, "-c", code])) < len(ballast)
