@@ -12,8 +12,9 @@
     bags     a step in bags of 8 against a next-token step with as many positions
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
 
-Steps are those of a trainer without logging: autocast, chunked head, fused AdamW. A network that cannot do what is
-asked (another view, no fixed session) is recorded with the reason. --tiny: a few channels, on any device.
+Steps are those of a trainer without logging: autocast, chunked head, fused AdamW; the encoder-decoder reads half of a
+row and is asked for the rest. A network that cannot do what is asked (no fixed session) is recorded with the reason.
+--tiny: a few channels, on any device.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from torch import Tensor
 
 import tandem.networks  # noqa: F401 - registers them
 from tandem.corpus import IGNORE, Batch
+from tandem.corpus.prefixes import divided
 from tandem.networks.captured import CapturedSession
 from tandem.nn import measured
 from tandem.nn.head import compiled, nll_sums
@@ -45,7 +47,7 @@ PEAK = 989e12
 Settings = dict[str, Any]
 S: Settings = {"depth": 12, "width": 768, "heads": 12, "mlp_width": 2304}
 M: Settings = {"depth": 24, "width": 1024, "heads": 16, "mlp_width": 3072}
-TINY: Settings = {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64}
+TINY: Settings = {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64, "thought_from": 2}
 SPLIT = {S["depth"]: (8, 4), M["depth"]: (16, 8), TINY["depth"]: (1, 1)}  # the stacks of a double decoder
 
 
@@ -108,15 +110,18 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
             network = build(name, shape, vocabulary, T, passes_min=None)
-            cost = network.cost().training(T)
+            batch, parts = rows_of(vocabulary, rows, T), None
+            if network.suffixes_only:  # it reads half of the row, and is asked for the other
+                batch, parts = divided(batch, torch.full_like(batch.starts, T // 2)), (T // 2, T - T // 2)
+            cost = network.cost().training(T, parts=parts)
             flops = rows * sum(cost.values())
             model = flops - rows * cost["attention"] / 7  # 2 of 14 parts are scores computed again: not the model's
             if not options.tiny:
                 network.compile()
-            step = stepper(network, rows_of(vocabulary, rows, T))
+            step = stepper(network, batch)
             arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
             times = time_arms(arms, options.rounds, warmup=3 if options.rounds else 1)
-        except Exception as error:  # another view, or a setting that this network lacks: record it and go on
+        except Exception as error:  # of one network: record it and go on
             record(found | {"failed": told(error)})
             continue
         for backend, time_of in times.items():

@@ -9,11 +9,12 @@ HMMA), and keys and values should come 16 bytes at a time, copied ahead of their
 arguments are those of the benchmarks: T 4,096, bfloat16, tiles as shipped.
 """
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)  # read as triton is imported
@@ -22,7 +23,6 @@ import torch
 import triton
 from machine import header, options_of, write
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 
 from tandem.nn import attention_triton as fused
 
@@ -38,6 +38,8 @@ class Case(NamedTuple):
 
 COUNTED = {"HGMMA": r"\sHGMMA\.", "HMMA": r"\sHMMA\.", "copies": r"\sLDGSTS\.E\.BYPASS\.128"}
 CASES = {"causal": Case(1, 1, 1), "two_streams": Case(2, 2, 1), "grouped_heads": Case(1, 1, 3)}
+TOLD: dict[str, str] = {}
+"""What ptxas said of a kernel as triton compiled it, which it does once."""
 
 
 class Hopper:
@@ -54,9 +56,11 @@ def compiled(case: Case, D: int) -> list[dict[str, Any]]:
 
     def compile_only(kernel, grid, shape, like, *arguments, **constants):
         width = fused._block_width(like.shape[3])
-        made = kernel.warmup(*arguments, grid=grid, **constants, BLOCK_D=width, **shape.options)
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            made = kernel.warmup(*arguments, grid=grid, **constants, BLOCK_D=width, **shape.options)
         name = f"{kernel.__name__}, at once" if constants.get("AT_ONCE") else kernel.__name__
-        found.append({"kernel": name, "tile": list(shape)} | facts(made, shape.warps))
+        said = TOLD.setdefault(made.hash, told.getvalue())
+        found.append({"kernel": name, "tile": list(shape)} | facts(made, said, shape.warps))
 
     launch, fused._launch = fused._launch, compile_only
     try:
@@ -78,13 +82,13 @@ def compiled(case: Case, D: int) -> list[dict[str, Any]]:
     return list({record["kernel"]: record for record in found}.values())
 
 
-def facts(kernel: Any, warps: int) -> dict[str, Any]:
-    """Resources of a program, programs of a multiprocessor, and what the machine code holds."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder, "kernel.ptx"), f"{folder}/kernel.cubin"
-        source.write_text(kernel.asm["ptx"])
-        told = run(get_ptxas(90).path, "-v", "--gpu-name=sm_90a", "-o", made, str(source)).stderr
-        code = run(triton.knobs.nvidia.nvdisasm.path, "-c", made).stdout
+def facts(kernel: Any, told: str, warps: int) -> dict[str, Any]:
+    """Resources of a program, programs of a multiprocessor, and what the machine code holds; `told`: by ptxas."""
+    with tempfile.NamedTemporaryFile() as made:
+        made.write(kernel.asm["cubin"])
+        made.flush()
+        disassembled = [triton.knobs.nvidia.nvdisasm.path, "-c", made.name]
+        code = subprocess.run(disassembled, capture_output=True, text=True, check=True).stdout
     registers, spilled = (int(re.findall(pattern, told)[0]) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill st"))
     shared, of_warp = kernel.metadata.shared, 32 * (registers + -registers % 8)
     return {
@@ -112,10 +116,6 @@ def loops(code: str) -> list[int]:
     return lengths
 
 
-def run(*command: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, check=True)
-
-
 def main() -> None:
     arguments = options_of(__doc__)
     arguments.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
@@ -124,6 +124,7 @@ def main() -> None:
     options = arguments.parse_args()
     print(header())
     triton.runtime.driver.set_active(Hopper())
+    triton.knobs.compilation.always_compile = triton.knobs.nvidia.dump_ptxas_log = True
     records = []
     for D in options.widths:
         for case in options.cases:

@@ -34,7 +34,7 @@ def test_the_script_for_cuda_runs_at_tiny_sizes(tmp_path):
     assert {line.get("part") for line in lines} == parts | {None}
     tiles = next(line for line in lines if line.get("part") == "shapes")
     assert len(tiles["off"]) == 6 and all(off < 2e-3 for off in tiles["off"].values())
-    assert not [line for line in lines if "failed" in json.dumps(line) and line.get("network") in ("decoder", "sps")]
+    assert not [line for line in lines if "failed" in json.dumps(line)]
     timed = {line["mask"]: line["arms"] for line in lines if line.get("part") == "attention" and "flops" in line}
     assert all("ms" in arm for arms in timed.values() for arm in arms.values()), timed
     page = (tmp_path / "report.md").read_text()
