@@ -109,6 +109,8 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
             and for `generate` without a cache; one that can only continue a prompt, for the logits of a text.
         """
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache, past_key_values: two names of one thing; give one of them")
         cache = past_key_values if cache is None else cache
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if cache is None and self.network.divides:

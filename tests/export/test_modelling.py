@@ -84,6 +84,8 @@ def test_a_mask_hides_nothing_that_a_cache_has_read(decoder):
     assert torch.equal(decoder(IDS, torch.ones_like(IDS), cache=again).logits, whole.flip(0))
     with pytest.raises(ValueError, match=r"(past_key_values|cache): has to come from a call of this model"):
         decoder(IDS, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache, past_key_values: two names of one thing"):
+        decoder(IDS, past_key_values=again, cache=again)
 
 
 KEPT = {0: slice(None), 1: slice(-1, None), 2: slice(-2, None), 9: slice(None), (0, 3): [0, 3]}
