@@ -76,11 +76,15 @@ class Tokenizer:
 
         Returns: for each text its ids (N,) uint32, without document end, and the bytes of text that each covers (N,),
             which add up to the UTF-8 length of the text.
-        Raises: UserError if a text encodes to the document end (possible with a word-level vocabulary), or a
-            byte-level tokenizer drops some of it.
+        Raises: UserError if a text encodes to the document end (possible with a word-level vocabulary), a byte-level
+            tokenizer drops some of it, or one without an unknown token meets a character that it does not know.
         """
         if self._bytes_by_id is None:
-            encodings = self._inner.encode_batch(texts, add_special_tokens=False)
+            try:
+                encodings = self._inner.encode_batch(texts, add_special_tokens=False)
+            except Exception as error:  # the library raises no narrower class
+                cure = "train it with an unknown token, or take one that reads every text, such as bpe"
+                raise UserError(f"corpus.tokenizer cannot read a text: {error}; {cure}") from error
             ids = [np.array(e.ids, np.uint32) for e in encodings]
             sizes = [_bytes_by_offset(t, e.offsets) for t, e in zip(texts, encodings, strict=True)]
         else:

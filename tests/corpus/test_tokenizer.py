@@ -158,6 +158,13 @@ def test_a_document_end_that_a_text_can_spell_is_refused():
         Tokenizer(inner).encode("one </s> two")
 
 
+def test_a_tokenizer_that_has_no_token_for_some_text_is_refused():
+    tokenizer = Tokenizer(tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -1.0)])))  # pyright: ignore
+    assert tokenizer.encode("ab").tolist() == [0, 1]
+    with pytest.raises(UserError, match="corpus.tokenizer cannot read a text: .*unk_id.*; train it with an unknown"):
+        tokenizer.encode("abc")
+
+
 @pytest.mark.parametrize("name", ["bpe2", "nowhere/tokenizer.json"])
 def test_an_unknown_tokenizer_names_what_is_allowed(name):
     with pytest.raises(UserError, match=r'corpus.tokenizer = .* allowed are "bpe", "bytes" and such a path'):
