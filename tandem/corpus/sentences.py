@@ -67,6 +67,11 @@ class Segmentation(Settings):
     def derive(self) -> dict[str, Any]:
         return {"threshold": 0.15 if self.splitter == "sat" else None, "cap": None if self.splitter == "every" else 64}
 
+    @property
+    def of_plain_text(self) -> "Segmentation":
+        """The same for a text that comes without sentences, where splitter given becomes rules."""
+        return self.model_copy(update={"splitter": "rules"}) if self.splitter == "given" else self
+
     @model_validator(mode="after")
     def _options_fit_the_splitter(self):
         owners = {"every": ("every",), "weights": ("sat",), "threshold": ("sat",), "cap": ("rules", "sat", "given")}
@@ -167,9 +172,7 @@ def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None)
 
     The last sentence stays open: it is never merged for being short. Splitter given becomes rules here.
     """
-    config = config or Segmentation()
-    if config.splitter == "given":
-        config = config.model_copy(update={"splitter": "rules"})
+    config = (config or Segmentation()).of_plain_text
     (ids,), (sizes,) = tokenizer.encode_batch([text])
     lengths, _ = _lengths(config, [_Document(text, np.array(sizes), np.empty(0, np.int64))], ends=False)
     return np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])

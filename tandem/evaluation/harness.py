@@ -111,7 +111,8 @@ class Harness(TemplateLM):
             writer = StoreWriter(Path(folder) / "texts", self.tandem_tokenizer)
             writer.append(*self.tandem_tokenizer.encode_batch(texts))
             writer.close([])
-            store = Store(Path(folder) / "texts", self.network.segmentation)
+            segmentation = self.network.segmentation
+            store = Store(Path(folder) / "texts", segmentation and segmentation.of_plain_text)
             found = likelihood(self.network, store, context=self.network.context, rows=self.rows, progress=self.told)
         log_likelihoods[found.order] = -found.nats_by_document - found.end_nats_by_document
         return log_likelihoods.tolist()

@@ -194,12 +194,13 @@ def test_rolling_likelihood_is_the_score_of_the_same_documents(tmp_path, rows, n
     np.testing.assert_allclose([-found[i] for i in expected.order], nats, rtol=1e-5)
 
 
-def test_whole_texts_are_cut_into_the_sentences_that_a_network_can_read():
+@pytest.mark.parametrize("splitter", ["rules", "given"])
+def test_whole_texts_are_cut_into_the_sentences_that_a_network_can_read(splitter):
     cls = registered("network")["gestalt"]
     network = (
         Case("", cls, cls.Config(width=32, heads=2, depth=1, thought_from=1, cap=9, memory=2), 257).build().float()
     )
-    network.segmentation = Segmentation(cap=9)
+    network.segmentation = Segmentation(cap=9, splitter=splitter)
     assert harness(network).loglikelihood_rolling(requests(("a sentence of many more tokens",)))[0] < 0
 
 
