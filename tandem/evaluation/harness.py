@@ -275,5 +275,6 @@ def _metrics(values: dict[str, Any]) -> dict[str, Metric]:
 
 def _item(sample: dict[str, Any]) -> dict[str, Any]:
     metrics = {name: sample[name] for name in sample["metrics"]}
-    plain = {"item": sample["doc_id"], "answers": [answer for (answer,) in sample["resps"]], **metrics}
-    return json.loads(json.dumps(plain, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
+    answers = [answer for answer, *_ in sample["resps"]]  # a repeated request has the same answer again
+    plain = {"item": sample["doc_id"], "answers": answers, **metrics}
+    return json.loads(json.dumps(plain, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)))

@@ -370,6 +370,15 @@ def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
     assert (result.name, result.count) == ("mine", 2)
 
 
+def test_items_hold_probabilities_and_one_of_repeated_answers(data, heard, tmp_path):
+    written = MINE.replace("acc, aggregation: mean", "brier_score, aggregation: brier_score") + "repeats: 2\n"
+    (tmp_path / "mine.yaml").write_text(written)
+    (result,) = run_tasks(harness(), read_tasks(str(tmp_path / "mine.yaml")), limit=2)
+    for item in result.items:
+        p = np.exp([nats for nats, _ in item["answers"]])
+        assert item["brier_score"] == [item["item"] % 3, pytest.approx(p / p.sum())]
+
+
 def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, monkeypatch):
     """Such as hf:openllm or hf:pythia."""
     own = MINE.replace("${TANDEM_DATA}", str(data))
