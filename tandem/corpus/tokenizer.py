@@ -53,6 +53,8 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer):
         inner.no_padding()
         inner.no_truncation()
+        if isinstance(inner.model, models.BPE):
+            inner.model.dropout = None  # it would draw the tokens of a text at random, anew each time
         ids = inner.get_vocab(with_added_tokens=True)
         if not ids:
             raise UserError("corpus.tokenizer: its vocabulary is empty; take another, or bpe, which is trained here")

@@ -158,10 +158,15 @@ def test_a_document_end_that_a_text_can_spell_is_refused():
         Tokenizer(inner).encode("one </s> two")
 
 
+def test_a_text_has_the_same_tokens_each_time_where_training_dropped_merges_at_random():
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
+    assert Tokenizer(inner).encode("ab" * 99).tolist() == [2] * 99
+
+
 def test_a_tokenizer_that_has_no_token_for_some_text_is_refused():
     tokenizer = Tokenizer(tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -1.0)])))  # pyright: ignore
     assert tokenizer.encode("ab").tolist() == [0, 1]
-    with pytest.raises(UserError, match="corpus.tokenizer cannot read a text: .*unk_id.*; train it with an unknown"):
+    with pytest.raises(UserError, match=r"corpus.tokenizer cannot read a text: .*unk_id.*; train it with an unknown"):
         tokenizer.encode("abc")
 
 
