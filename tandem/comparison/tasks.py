@@ -9,6 +9,7 @@ evaluation/harness.py runs harness tasks, evaluation/likelihood.py scores texts;
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import product
@@ -50,7 +51,7 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
         else:
             found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
         for record, items in found:
-            _keep(folder / record["task"].replace(":", "-"), shared | record, items)
+            _keep(folder / re.sub("[/:]", "-", record["task"]), shared | record, items)
             for metric, reached in record["metrics"].items():
                 error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
                 table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
@@ -125,7 +126,6 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
 
 
 def _keep(path: Path, record: Record, items: list[Record]) -> None:
-    path.parent.mkdir(exist_ok=True)
     lines = "".join(json.dumps(item) + "\n" for item in items)
     replace_file(path.with_name(f"{path.name}.items.jsonl"), lines.encode())
     replace_file(path.with_name(f"{path.name}.json"), json.dumps(record, indent=1).encode())

@@ -94,11 +94,12 @@ def test_words_are_those_of_the_documents_scored(trained, files):
     assert kept["metrics"]["nats per word"]["value"] == pytest.approx(nats / sum(words[i] for i in asked))
 
 
-def test_a_text_may_be_called_by_a_year(trained, files):
-    (files / "years.yaml").write_text("texts: {2024: '${ANIMALS}/poem.txt'}")
+@pytest.mark.parametrize(("name", "file"), [("2024", "2024"), ("/poems/of/2024", "-poems-of-2024")])
+def test_a_text_may_be_called_by_a_year_or_a_path(trained, files, name, file):
+    (files / "years.yaml").write_text(f"texts: {{{name}: '${{ANIMALS}}/poem.txt'}}")
     done = tandem("evaluate", trained, "--tasks", files / "years.yaml")
     assert done.exit_code == 0, done.output
-    assert json.loads((trained / "tasks" / "2024.json").read_text())["task"] == "2024"
+    assert json.loads((trained / "tasks" / f"{file}.json").read_text())["task"] == name
 
 
 def test_suffixes_are_not_divided_by_the_words_of_whole_documents(trained, files):
