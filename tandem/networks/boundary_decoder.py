@@ -34,6 +34,7 @@ from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.networks.network import columns_of
 from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
+from tandem.nn.dropout import Masks
 from tandem.nn.spans import Span
 from tandem.recipe import Recipe, register
 
@@ -139,24 +140,25 @@ def gist_spans(starts: Tensor, sentences: Tensor, queries: int | None = None) ->
     return own, index[:, :E], Span(before.gather(1, starts)[:, asking], before.gather(1, sentences)[:, asking])
 
 
-def read_gist(q: Tensor, k: Tensor, v: Tensor, index: Tensor, plan: Plan) -> Tensor:
+def read_gist(q: Tensor, k: Tensor, v: Tensor, index: Tensor, plan: Plan, dropout: float = 0.0) -> Tensor:
     """One softmax over keys (B, G, N, D) and those of them at the positions `index` (B, E) of each row."""
     (own,), (ends,) = plan.spans
     B, G, _, D = k.shape
     at = index[:, None, :, None].to(k.device).expand(B, G, -1, D)
-    return attend(q, [Source(k, v, own), Source(k.gather(2, at), v.gather(2, at), ends)], plan=plan)
+    sources = [Source(k, v, own), Source(k.gather(2, at), v.gather(2, at), ends)]
+    return attend(q, sources, plan=plan, dropout=dropout)
 
 
 class GistReader(SpanReader):
     """Reads the query's own sentence and the ends of earlier ones in its document."""
 
     def __init__(self, network: BoundaryDecoder, starts: Tensor, sentences: Tensor, x: Tensor):
-        self.rotation = network.rotation(0, x.shape[1], x)
+        self.rotation, self.masks = network.rotation(0, x.shape[1], x), Masks()
         own, self.index, ends = gist_spans(starts, sentences)
         self.plan = plan_attention([own, ends], [x.shape[1], self.index.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return read_gist(q, k, v, self.index, self.plan)
+        return read_gist(q, k, v, self.index, self.plan, self.masks.rate)
 
 
 class GistSession(DecoderSession):

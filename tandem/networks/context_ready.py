@@ -41,6 +41,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.network import Ids, Network, compute_dtype
 from tandem.networks.sps import SPS
 from tandem.nn.cache import rows_of_state
+from tandem.nn.dropout import Masks
 from tandem.nn.init import initialise
 from tandem.nn.spans import Span, sent
 from tandem.recipe import UserError, register
@@ -53,7 +54,7 @@ class ContextReady(Network):
     """A few wide blocks behind a correction from the token before (arXiv 2606.27538); defaults are the paper's."""
 
     Wrapped: ClassVar[type[Decoder]] = Decoder
-    free = ("passes", "passes_min", "score_passes", "unroll", "correction_init", "prefill", "tolerance")
+    free = ("dropout", "passes", "passes_min", "score_passes", "unroll", "correction_init", "prefill", "tolerance")
 
     class Config(CorrectionConfig, Decoder.Config): ...
 
@@ -69,6 +70,8 @@ class ContextReady(Network):
     def check(cls, recipe: Any) -> Iterator[tuple[str, str]]:
         if recipe.network.unroll == "bptt" and recipe.training.recompute:
             yield "training.recompute", "position by position (network.unroll: bptt) there is no pass to recompute"
+        if recipe.network.unroll == "bptt" and recipe.network.dropout:
+            yield "network.dropout", "position by position (network.unroll: bptt) nothing is dropped; take passes"
         if recipe.network.unroll == "bptt" and recipe.network.moe:
             yield (
                 "network.moe",
@@ -142,7 +145,10 @@ class ContextReady(Network):
     def _pass(self, e: Tensor, batch: Batch, passes: Passes) -> Tensor:
         """The last block's output (B, T, C) in the last of K passes."""
         reader = self.wrapped.reader(e, batch)
-        return self.wrapped.states(plus(e, self.corrected(e, reader, batch.starts, passes)[0]), reader)
+        reader.masks = Masks.of(self.config.dropout, batch)
+        e = reader.masks.drop(e, "embedding")  # once for all passes
+        c, reader.masks.turn = self.corrected(e, reader, batch.starts, passes)
+        return self.wrapped.states(plus(e, c), reader)
 
     def corrected(self, e: Tensor, reader: Any, starts: Tensor, passes: Passes) -> tuple[Tensor | None, int]:
         """(c(K-1), which enters the last pass, None for K = 1; K)."""
@@ -155,16 +161,18 @@ class ContextReady(Network):
 
     def corrections(self, e: Tensor, reader: Any, starts: Tensor) -> Iterator[Tensor]:
         """c(1), c(2), ... without end, each computed on demand."""
-        first, c = _first(starts, e.device), None
+        first, c, k = _first(starts, e.device), None, 0
         while True:
-            c = self.recomputed(self.next, e, c, reader, first)  # of a pass, only its corrections are kept
+            k += 1
+            c = self.recomputed(self.next, e, c, reader, first, k)  # of a pass, only its corrections are kept
             yield c
 
-    def next(self, e: Tensor, c: Tensor | None, reader: Any, first: Tensor) -> Tensor:
+    def next(self, e: Tensor, c: Tensor | None, reader: Any, first: Tensor, k: int = 0) -> Tensor:
         """c(k) from c(k-1): one pass of the blocks, one correction."""
-        x = plus(e, c)
+        x, reader.masks.turn = plus(e, c), k
         h = self.carry(x, self.wrapped.states(x, reader))
-        return self.correct(h.roll(1, dims=1), e, first)
+        c = self.correct(h.roll(1, dims=1), e, first)
+        return c if self.config.correction == "block_head" else reader.masks.drop(c, "correction", k)
 
     def carry(self, x: Tensor, z: Tensor) -> Tensor:
         """What is handed to the next position: the last block's output z, or what the blocks added to x."""

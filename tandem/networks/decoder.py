@@ -27,6 +27,7 @@ from tandem.networks.network import Ids, Network, aligned, columns_of, opening, 
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache, rows_of_state
+from tandem.nn.dropout import Masks
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
@@ -41,6 +42,7 @@ class Decoder(Network):
 
     whole = False
     """Compute also what no score needs; analyses set it."""
+    free = ("dropout",)
 
     class Config(BlockConfig):
         depth: int = Field(6, ge=1)
@@ -51,6 +53,8 @@ class Decoder(Network):
         """The output matrix is the token table."""
         final_norm: NormKind | None = None
         """Norm of the output: rms, or layer with weight, bias and eps 1e-5; null: as in blocks."""
+        dropout: float | None = Field(None, gt=0, lt=1)
+        """Rate at which training drops embeddings, attention weights, and what attention and MLP add; null: nothing."""
 
         @property
         def reach(self) -> int | None:
@@ -106,7 +110,9 @@ class Decoder(Network):
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        hidden = self.norm(self.states(self.placed(x, batch), self.reader(x, batch)))
+        reader = self.reader(x, batch)
+        reader.masks = Masks.of(self.config.dropout, batch)
+        hidden = self.norm(self.states(reader.masks.drop(self.placed(x, batch), "embedding"), reader))
         return hidden, self.extra(batch)
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
@@ -120,7 +126,7 @@ class Decoder(Network):
             raise ValueError(f"learned positions end at {self.context} tokens; read or generate fewer")
         return x + self.places(index.to(x.device))
 
-    def reader(self, x: Tensor, batch: Batch) -> "SpanReader":
+    def reader(self, x: Tensor, batch: Batch) -> Any:
         """The reader of all blocks, for any number of passes over a batch of embeddings shaped like `x`."""
         return SpanReader(self, self.span(batch.starts), x)
 
@@ -169,12 +175,12 @@ class SpanReader:
     """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
     def __init__(self, network: Any, span: Span, x: Tensor):
-        self.network, self.span = network, span
+        self.network, self.span, self.masks = network, span, Masks()
         self.rotation = network.rotation(0, x.shape[1], x)
         self.plan = plan_attention([span], [x.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, [Source(k, v, self.span)], plan=self.plan)
+        return attend(q, [Source(k, v, self.span)], plan=self.plan, dropout=self.masks.rate)
 
 
 class DecoderSession(FixedSteps):

@@ -27,7 +27,7 @@ step, C width, M memory slots, V vocabulary; [EOS] ends a sentence (id V), [BOS]
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -104,6 +104,7 @@ class Gestalt(Network):
         """How text is cut into streams, and what changes during training."""
         moe: None = None
         """Mixtures of experts are not supported."""
+        drops_inner: ClassVar[bool] = True
 
         def derive(self) -> dict[str, Any]:
             found = super().derive()

@@ -95,7 +95,7 @@ class MemoryBlock(nn.Module):
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
         c = config
-        self.layer = layer
+        self.layer, self.drops_inner = layer, c.drops_inner
         self.memory = MemoryRead(c)
         self.mlp_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = MLP(c.mlp, c.width, c.derived[2], bias=c.bias)
@@ -118,7 +118,7 @@ class MemoryBlock(nn.Module):
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
         """x plus the MLP of x."""
-        return x + dropped(self.mlp(self.mlp_norm(x), drop), drop)
+        return x + dropped(self.mlp(self.mlp_norm(x), drop * self.drops_inner), drop)
 
 
 class SerialBlock(Block):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
+from tandem.nn.dropout import Masks
 from tandem.nn.init import initialise
 from tandem.nn.mlp import MLP
 from tandem.nn.norm import norm
@@ -51,7 +52,9 @@ class HeadFFN(Decoder):
 
     def states(self, x: Tensor, reader: Any) -> Tensor:
         z = super().states(x, reader)
-        return z if self.ffn is None or self.ffn_norm is None else z + self.ffn(self.ffn_norm(z))
+        if self.ffn is None or self.ffn_norm is None:
+            return z
+        return z + getattr(reader, "masks", Masks()).drop(self.ffn(self.ffn_norm(z)), "head")
 
     def cost(self) -> Cost:
         cost = super().cost()

@@ -308,6 +308,9 @@ class Network(nn.Module):
         # A bound method, not the list itself: FSDP passes on copies of lists
         routed = getattr(self.config, "moe", None) and torch.is_grad_enabled()
         tell: dict[str, Any] = {"tell": self.routings.append} if routed else {}
+        masks = getattr(reader, "masks", None)
+        if masks and masks.rate:
+            return self.recomputed(masks.run, block, masks.turn, x, reader, *more, **tell)
         return self.recomputed(block, x, reader, *more, **tell)
 
     def recomputed(self, function: Callable[..., Any], *given: Any, **told: Any) -> Any:

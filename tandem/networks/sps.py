@@ -41,6 +41,7 @@ from tandem.networks.network import columns_of
 from tandem.nn.attention import Backend, Groups, Plan, Source, attend, plan_attention
 from tandem.nn.block import linear_work
 from tandem.nn.cache import Cache, GraphCache
+from tandem.nn.dropout import Masks
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal
@@ -65,6 +66,8 @@ class SPS(Decoder):
         table, as in the authors' code; otherwise it is a parameter of its own."""
         positions: Literal["adjacent", "halves"] = "adjacent"
         """How rotary positions pair the channels."""
+        dropout: None = None
+        """Two streams are trained without dropout."""
 
         @property
         def streams(self) -> tuple[Stream, ...]:
@@ -241,7 +244,7 @@ class StreamReader:
     """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
     def __init__(self, network: SPS, starts: Tensor, x: Tensor):
-        T = x.shape[1]
+        T, self.masks = x.shape[1], Masks()
         self.rotation = network.rotation(0, T, x)
         spans = stream_spans(network.config, starts, state_window=network.state_window)
         self.read = Reading(network, spans, (T, T), x.device)

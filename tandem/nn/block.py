@@ -15,7 +15,7 @@ Shapes: B rows, T tokens, C width, H heads, G key heads, D head width.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,8 @@ class BlockConfig(Settings):
     base_width: int | None = Field(None, ge=1)
     """C_0 of width transfer: initial deviations, logits and the optimiser's learning rates are scaled so that what was
     tuned at this width holds at `width`, with heads of the same width; null: no transfer; docs/width_transfer.md."""
+    drops_inner: ClassVar[bool] = False
+    """Whether a block that drops what it adds to x also drops the inner channels of its MLP."""
 
     def derive(self) -> dict[str, Any]:
         if self.head_width is None and self.width % self.heads:
@@ -107,7 +109,7 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, layer: int):
         super().__init__()
         c, (G, D, inner) = config, config.derived
-        self.layer, self.heads, self.key_heads = layer, c.heads, G
+        self.layer, self.heads, self.key_heads, self.drops_inner = layer, c.heads, G, c.drops_inner
         self.attention_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         queries, keys = c.heads * D, G * D
         self.qkv = Linear(c.width, queries + 2 * keys, bias=c.bias, role="attention", parts=(queries, keys, keys))
@@ -182,7 +184,7 @@ class Block(nn.Module):
 
     def think(self, x: Tensor, drop: float = 0.0) -> Tensor:
         """x plus the MLP of x."""
-        return x + dropped(self.mlp(self.mlp_norm(x), drop), drop)
+        return x + dropped(self.mlp(self.mlp_norm(x), drop * self.drops_inner), drop)
 
 
 def heads_of(

@@ -10,6 +10,8 @@ that generator and then restores its state.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,3 +41,31 @@ def tokens_dropped(x: Tensor, rate: float, text: Tensor) -> Tensor:
         return x
     out = text & (torch.rand(text.shape, device=text.device) < rate)
     return x.masked_fill(out[:, None], 0.0)
+
+
+@dataclass
+class Masks:
+    """Dropout at one rate in a pass over a batch: every block, and what else is dropped, has masks of its own.
+
+    `turn` numbers passes over the same batch; None for `key`: nothing is dropped.
+    """
+
+    rate: float = 0.0
+    key: object | None = None
+    turn: int = 0
+
+    @classmethod
+    def of(cls, rate: float | None, batch: Any) -> "Masks":
+        """In training, the masks of the rows of this batch; else none."""
+        training = batch.key is not None and torch.is_grad_enabled()
+        return cls(rate, (batch.key, batch.row)) if rate and training else cls()
+
+    def drop(self, x: Tensor, *place: object) -> Tensor:
+        """x with entries dropped."""
+        with drawn(self.key, x.device, *place):
+            return dropped(x, self.rate)
+
+    def run(self, block: Any, turn: int, x: Tensor, *given: Any, **told: Any) -> Tensor:
+        """block(x, ...), what it adds to x dropped; in a backward that recomputes it, `turn` has moved on."""
+        with drawn(self.key, x.device, "block", block.layer, turn):
+            return block(x, *given, drop=self.rate, **told)

@@ -73,11 +73,12 @@ def test_they_started_from_the_weights_of_the_other_run(tuned):
 
 SINGLE = PartitionConfig(strategy="single")
 FREE = {
+    "decoder-house": {"dropout": 0.2},
     "encoder_decoder-house": {"start": 5, "decoder_positions": "offset"},
     "double_decoder-blocks": {"context_loss": 0.2, "score_partitions": 3, "partition": SINGLE},
     "context_ready-passes": {
         **{"passes": 9, "passes_min": 2, "score_passes": 3, "unroll": "bptt"},
-        **{"correction_init": "zero", "prefill": "converge", "tolerance": 1e-5},
+        **{"correction_init": "zero", "prefill": "converge", "tolerance": 1e-5, "dropout": 0.2},
     },
     "gestalt-alternate": {
         **{"detach": True, "hinge": 0.5, "reduction": "tokens"},

@@ -1,6 +1,7 @@
 """Bugs of the plain decoder and of what it costs."""
 
 DECODER = "tests/networks/test_decoder.py"
+DROPOUT = "tests/networks/test_dropout.py"
 
 # fmt: off
 BUGS = {
@@ -22,8 +23,9 @@ BUGS = {
         ("learned positions count the pads", "unequal_prompts",
          "(columns - self.pads[:, None])", "(columns + 0 * self.pads[:, None])"),
         ("no final norm", DECODER,
-         "hidden = self.norm(self.states(self.placed(x, batch), self.reader(x, batch)))",
-         "hidden = self.states(self.placed(x, batch), self.reader(x, batch))"),
+         "hidden = self.norm(self.states(reader", "hidden = (self.states(reader"),
+        ("attention drops no weights", DROPOUT,
+         "plan=self.plan, dropout=self.masks.rate)", "plan=self.plan)"),
         ("logits of the first of several tokens", "decoding",
          "self.network.norm(x[:, -1])", "self.network.norm(x[:, 0])"),
         ("a second prompt is read on", "prompts",

@@ -139,7 +139,7 @@ BUGS = {
          "return dropped(read.masked_fill(~filled, 0.0), drop)", "return read.masked_fill(~filled, 0.0)"),
         ("inner channels behind a memory have no dropout",
          GESTALT + "::test_at_a_residual_rate_of_one_nothing_enters_and_nothing_is_added",
-         "dropped(self.mlp(self.mlp_norm(x), drop), drop)", "dropped(self.mlp(self.mlp_norm(x)), drop)"),
+         "self.mlp(self.mlp_norm(x), drop * self.drops_inner)", "self.mlp(self.mlp_norm(x))"),
         ("dropout of thoughts comes behind the projection",
          GESTALT + "::test_at_a_rate_of_one_a_thought_is_what_its_bias_says",
          "length = torch.linalg.vector_norm(r, dim=-1)",
