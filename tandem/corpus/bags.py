@@ -80,14 +80,15 @@ class FoldedRows:
         lengths = order.store.lengths
         self.bags = np.where(lengths > bag, lengths // bag, 0)
         """Bags of each document of the store."""
-        self.total = int(self.bags.sum())
-        """Bags of an epoch."""
+        documents, ends, *_ = order.epoch(0)
+        self.tokens, self.total = int(ends[-1]), int(self.bags[documents].sum())
+        """Tokens and bags of an epoch."""
         if not self.total:
             raise UserError(
                 f"objective.bag: no document has more than {bag} tokens, so none gives a bag and a target; "
                 "take a smaller bag, or boundary: ignore"
             )
-        number, within = divmod(begin, len(order.store.tokens))
+        number, within = divmod(begin, self.tokens)
         epoch = order.epoch(number)
         passed = np.searchsorted(epoch.ends - lengths[epoch.documents], within)
         self.first = number * self.total + int(self.bags[epoch.documents[:passed]].sum())
@@ -123,7 +124,7 @@ class FoldedRows:
             found = epoch.documents[place]
             documents.append(found)
             index.append(bags - (ends[place] - self.bags[found]))
-            begins.append(epoch.ends[place] - self.order.store.lengths[found] + number * len(self.order.store.tokens))
+            begins.append(epoch.ends[place] - self.order.store.lengths[found] + number * self.tokens)
             start, count = start + last - first, count - (last - first)
         return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
 

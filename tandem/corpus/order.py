@@ -49,6 +49,14 @@ def shuffled(count: int, *key: int) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
+def documents_to_read(store: Store) -> np.ndarray:
+    """(D,) the documents that runs read: all or, of at most `store.most` tokens, the first of the order above."""
+    if store.most is None:
+        return np.arange(len(store))
+    order = shuffled(len(store), SUBSET, 0)
+    return np.sort(order[: max(1, int(np.searchsorted(store.lengths[order].cumsum(), store.most, side="right")))])
+
+
 class Source:
     """The endless stream of some of a store's documents."""
 
@@ -89,7 +97,7 @@ class Order:
 
     def __init__(self, store: Store, seed: int):
         self.store = store
-        everything = [(1.0, np.arange(len(store)))]
+        everything = [(1.0, documents_to_read(store))]
         mixed = [(share, np.flatnonzero(store.source_of == i)) for i, share in enumerate(store.shares)]
         present = [(i, share, documents) for i, (share, documents) in enumerate(mixed or everything) if len(documents)]
         self.sources = [Source(store, documents, seed, i) for i, _, documents in present]

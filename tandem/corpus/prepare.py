@@ -91,6 +91,9 @@ class Corpus:
         """The key or column that holds the text in JSON lines, parquet files and data sets of the hub."""
         validation: Annotated[float, Field(gt=0, lt=1)] | str | list[str] = 0.02
         """Share of documents held out, by a hash of their text; or paths of validation texts."""
+        train_tokens: Annotated[int, Field(ge=1)] | None = None
+        """Most tokens of training text: whole documents in one shuffled order, so fewer tokens are part of more; the
+        rest is prepared, but not read. null: all."""
         tokenizer: str = "bpe"
         """"bpe" trains one on the texts; "bytes"; or a path: tokenizer.json, or a folder with GPT-2's two files."""
         vocabulary: Annotated[int, Field(ge=257)] | None = None
@@ -113,6 +116,12 @@ class Corpus:
         def _names_are_readable(cls, names):
             check_names(names)
             return names
+
+        @model_validator(mode="after")
+        def _shares_stay_as_they_are(self):
+            if self.train_tokens is not None and isinstance(self.texts, dict):
+                raise ValueError(f"train_tokens = {self.train_tokens}: only for texts without shares; write a list")
+            return self
 
         @model_validator(mode="after")
         def _vocabulary_is_trained(self):
@@ -138,7 +147,9 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
             trained_on = [part for part in parts if part.held_out < 1]
             tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
             write(partial, parts, shares, tokenizer, progress)
-    return Corpus(*(Store(folder / side, config.sentences) for side in SIDES))
+    train, validation = (Store(folder / side, config.sentences) for side in SIDES)
+    train.most = config.train_tokens
+    return Corpus(train, validation)
 
 
 def prepare_texts(

@@ -77,6 +77,8 @@ class Store:
         self.segmentation = segmentation
         self.sentences: Any = None
         """Opened at first use, by `sentences_of`."""
+        self.most: int | None = None
+        """Most tokens of it that a run reads, in whole documents (order.py); None: all."""
         try:
             self.manifest = manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
             tokenizer = content_hash((folder / "tokenizer.json").read_bytes())

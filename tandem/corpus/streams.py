@@ -119,7 +119,7 @@ class SentenceStreams:
             raise UserError(
                 "corpus.texts: sentence streams go by epochs, which a mixture has not; write texts as a list"
             )
-        self.tokens = len(store.tokens)
+        self.tokens = int(self.order.epoch(0).ends[-1])
         """D."""
         self.per_epoch = max(1, (2 * self.tokens + rows * context) // (2 * rows * context))
         """E = floor(D / tokens of a step + 1/2)."""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.corpus import documents_to_read
 from tandem.nn.init import roles
 from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
@@ -22,14 +23,14 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     name = options.pop("network.name")
     network = ", ".join(f"{key.removeprefix('network.')} {value}" for key, value in options.items())
     by_role = sorted(cost.parameters.items(), key=lambda item: -item[1])
-    flops = cost.training(batch.context, parts=run.view.at(0).parts)
+    flops, read = cost.training(batch.context, parts=run.view.at(0).parts), documents_to_read(run.corpus.train)
     by_part = " + ".join(f"{part} {scaled(n / batch.context)}" for part, n in flops.items())
     return {
         "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
-        "text": f"{_sources(run)}: {scaled(len(run.corpus.train.tokens))} tokens in "
-        f"{counted(len(run.corpus.train), 'documents')}, {run.rows.of_run(run.steps).words}",
+        "text": f"{_sources(run)}: {scaled(int(run.corpus.train.lengths[read].sum()))} tokens in "
+        f"{counted(len(read), 'documents')}, {run.rows.of_run(run.steps).words}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",

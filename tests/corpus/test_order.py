@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.corpus.order import Order
+from tandem.corpus import FoldedRows, Segmentation, SentenceStreams, Streams
+from tandem.corpus.order import SUBSET, Order, documents_to_read, shuffled
 from tandem.corpus.store import Store, StoreWriter
 from tandem.corpus.tokenizer import Tokenizer
 
@@ -68,6 +69,28 @@ def test_a_slice_does_not_depend_on_what_was_read_before(store_of):
         tokens, begun = used.read(start, 50)
         assert tokens.tolist() == expected.tolist() and begun.tolist() == begins.tolist()
         assert len(used.sources[0]._epochs) <= 2
+
+
+@pytest.mark.parametrize("most", [1, 40, 100, 624, 625, 10_000])
+def test_of_fewer_tokens_some_of_the_same_documents_are_read_epoch_after_epoch(store_of, most):
+    store = store_of([3, 1, 50, 2, 61, 1, 90, 4, 200, 6, 14, 40, 33, 120])
+    store.segmentation = Segmentation(splitter="every", every=4)
+    fixed, more = shuffled(len(store), SUBSET, 0).tolist(), set(range(len(store)))
+    for store.most in (10_000, most, most // 2 or 1):
+        read = documents_to_read(store)
+        tokens, rest = int(store.lengths[read].sum()), [i for i in fixed if i not in read]
+        assert set(read) <= more and (tokens <= store.most or len(read) == 1)
+        assert not rest or tokens + store.lengths[rest[0]] > store.most  # the next one no longer fits
+        more, order = set(read), Order(store, seed=3)
+        assert all(sorted(order.epoch(number).documents) == read.tolist() for number in (0, 1, 5))
+        assert order.read(0, 2 * tokens)[0].tolist() == stream(order, 2)[0]
+        streams = SentenceStreams(store, 3, 1, 8, Streams(sentences=2, grow=0))  # pyright: ignore[reportCallIssue]
+        epoch = [streams.batch(step) for step in range(streams.per_epoch)]
+        assert sum(len(batch.tokens) for batch in epoch) == streams.tokens == tokens
+        bags = sum(n // 2 for n in store.lengths[read] if n > 2)
+        folded = FoldedRows(order, 1, 1, 0, bag=2, slots=2)
+        assert folded.total == bags and folded.read(bags) >= tokens > folded.read(bags - 1)
+        assert set(folded._locate(0, 2 * bags)[0]) <= more
 
 
 # Mixtures -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tandem.corpus import Corpus, Store, prepare, prepare_texts
+from tandem.corpus import Corpus, Store, documents_to_read, prepare, prepare_texts
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.corpus.files import File
 from tandem.corpus.tokenizer import content_hash
@@ -78,6 +78,17 @@ def test_validation_texts_of_its_own_leave_the_training_texts_whole(config, text
     corpus = prepare(config(validation=str(tmp_path / "own.txt")))
     assert texts_in(corpus.train) == TEXTS and texts_in(corpus.validation) == ["Held out."]
     assert corpus.validation.manifest.sources == [str(tmp_path / "own.txt")]
+
+
+def test_fewer_training_tokens_are_read_from_the_same_prepared_text(config, texts):
+    whole, part = prepare(config()), prepare(config(train_tokens=2000))
+    assert part.train.folder == whole.train.folder and part.fingerprints == whole.fingerprints
+    documents = documents_to_read(part.train)
+    assert 1500 < part.train.lengths[documents].sum() <= 2000
+    for store in (whole.train, part.validation):
+        assert len(documents_to_read(store)) == len(store)
+    with pytest.raises(ValidationError, match="train_tokens = 2000: only for texts without shares"):
+        config(train_tokens=2000, texts={str(texts / "0.jsonl"): 0.5, str(texts / "1.jsonl"): 0.5})
 
 
 def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, texts, tmp_path, monkeypatch):

@@ -889,10 +889,11 @@ def test_the_papers_recipe_has_its_settings():
     values = load("gestalt/paper").values
     for section, expected in HOW.items():
         assert {name: values[section][name] for name in expected} == expected
-    assert values["budget"] == "1500000000 tokens" and Segmentation().cap == 64
+    assert values["budget"] == "1500000000 tokens" and values["corpus"]["train_tokens"] == 30_000_000
+    assert Segmentation().cap == 64
 
 
-OF_SWEEP = ["budget=2500e6 tokens"]
+OF_SWEEP = ["budget=2500e6 tokens", "corpus.train_tokens=50000000"]
 VARIANTS = {
     "self_then_cross": ["network.blocks=self_then_cross"],
     "parallel": ["network.blocks=parallel"],
@@ -925,6 +926,7 @@ def test_in_one_pass_everything_changes_by_shares_of_the_run(name):
     shares = {"every": 0.2, "end_weight_from": 0.1, "half_dropout_from": 0.05, "full_dropout_from": 0.15}
     found = load(f"gestalt/{name}").values["network"]["streams"]
     assert {key: found[key] for key in shares} == shares and found["end_weight"] == 0.05
+    assert load(f"gestalt/{name}").corpus.train_tokens is None
 
 
 def test_the_smallest_recipe_is_the_papers_block():
