@@ -133,7 +133,9 @@ class ContextReady(Network):
         e = self.wrapped.placed(self.embed(batch.tokens) if x is None else x, batch)
         asked: Passes = passes or self.config.score_passes
         walks = asked == "stream" and e.device.type == "cpu" and len(e) >= WALKED and not torch.is_grad_enabled()
-        return self.wrapped.norm(self._walk(e, batch) if walks else self._pass(e, batch, asked))
+        z = self._walk(e, batch) if walks else self._pass(e, batch, asked)
+        self.wrapped.routings = []  # no loss asks for them, and they would keep the whole graph
+        return self.wrapped.norm(z)
 
     def _drawn(self, batch: Batch) -> int:
         """K of this step, a function of its key alone."""

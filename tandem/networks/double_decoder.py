@@ -168,7 +168,9 @@ class DoubleDecoder(Network):
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """As `Network.read`, under the first of the partitions that scores use."""
         x = self.embed(batch.tokens) if x is None else x
-        return self.generated(x, self.latents(x, batch.starts), batch.starts, self.partition(batch, number=0))
+        hidden = self.generated(x, self.latents(x, batch.starts), batch.starts, self.partition(batch, number=0))
+        self.routings = []  # no loss asks for them, and they would keep the whole graph
+        return hidden
 
     def score(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """As `Network.score`: the mean over P partitions, or under the blocks that the batch names.
@@ -182,6 +184,7 @@ class DoubleDecoder(Network):
         for number in range(P):
             hidden = self.generated(x, latents, batch.starts, self.partition(batch, number=number))
             nats = nats + token_nll(hidden.flatten(0, 1), self.head, targets)
+        self.routings = []
         return (nats / P).view_as(batch.targets)  # type: ignore[union-attr]
 
     @property

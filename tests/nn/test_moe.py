@@ -1,10 +1,14 @@
 """The mixture against a masked reference that runs every expert on every token, and the balance it is held in."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.mlp import MLP
 from tandem.nn.moe import Mixture, MixtureConfig, Routing, mixture_terms
 from tandem.objectives.next_token import NextToken
@@ -152,6 +156,15 @@ def test_the_balance_loss_is_weighed_once_a_step_and_survives_recomputation():
     assert losses["recomputed"][:2] == losses["with"][:2]
     assert torch.equal(losses["recomputed"][2], losses["with"][2])
     assert not torch.equal(losses["with"][2], losses["without"][2])
+
+
+@pytest.mark.parametrize("cls", [ContextReady, Decoder, DoubleDecoder])
+@pytest.mark.parametrize("method", ["read", "score"])
+def test_a_score_with_gradients_leaves_no_graph_behind(cls, method):
+    moe = MixtureConfig(experts=4, active=2)
+    net = cls(cls.Config(width=32, heads=2, mlp_width=24, moe=moe), 61, 40)
+    getattr(net, method)(pack([[document(9, 1)]]))
+    copy.deepcopy(net)  # which refuses tensors of a graph
 
 
 def test_parameters_and_work_of_a_layer():

@@ -33,7 +33,7 @@ BUGS = {
         ("a prediction carries what its token brought", CONTEXT_READY,
          "else self.wrapped.first_prediction, z", "else x, z"),
         ("experts of recomputed passes are told of again", CONTEXT_READY,
-         "self.wrapped.routings = []", "pass"),
+         "self.wrapped.routings = []  # recomputing", "pass  # recomputing"),
         ("many rows are streamed whatever passes are asked", CONTEXT_READY,
          'walks = asked == "stream" and e.device', "walks = e.device"),
         ("no pass is recomputed", CONTEXT_READY,
