@@ -42,6 +42,8 @@ class SessionCache:
     """A session of the network, where `generate` expects a cache; `begun`: the mask (B, T) of what it began with."""
 
     is_compileable = False
+    is_linear = (False,)
+    """No layer is linear attention: `generate` cuts off what a cache that it is given has read."""
 
     def __init__(self, session: Session, begun: Tensor):
         self.session, self.begun, self.columns = session, begun, begun.shape[1]

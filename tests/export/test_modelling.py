@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from transformers import DynamicCache, PreTrainedTokenizerFast, Trainer
 
-from tandem.export.modelling import TandemConfig, TandemForCausalLM
+from tandem.export.modelling import CACHE, TandemConfig, TandemForCausalLM
 
 DIVIDING = ["double_decoder", "encoder_decoder", "prefix_decoder"]
 IDS = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 3]])
@@ -49,6 +49,15 @@ def test_an_answer_is_a_tuple_where_that_is_asked(decoder):
         assert torch.equal(decoder(IDS, return_dict=False)[0], logits)
         loss, again, cache = decoder(IDS, use_cache=True, labels=IDS, return_dict=False)
     assert loss.ndim == 0 and torch.equal(again, logits) and cache.get_seq_length() == 4
+
+
+def test_generate_goes_on_from_the_cache_that_it_returned(decoder):
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    first = decoder.generate(IDS, attention_mask=MASK, return_dict_in_generate=True, **asked)
+    ids = torch.cat((first.sequences, IDS), dim=1)
+    mask = torch.cat((MASK, torch.ones_like(IDS), torch.ones_like(IDS)), dim=1)
+    wanted = decoder.generate(ids, attention_mask=mask, **asked)
+    assert torch.equal(decoder.generate(ids, attention_mask=mask, **{CACHE: first[CACHE]}, **asked), wanted)
 
 
 @torch.no_grad()
