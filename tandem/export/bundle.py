@@ -133,7 +133,7 @@ class _Gathered:
         source, parts = Source.of(module), []
         for number in sorted(self.kept[module]):
             node = source.statements[number][2]
-            if isinstance(node, Import):
+            if isinstance(node, Import) and any(_bound(node)):
                 used = [alias for alias in node.names if _top(node, alias) in self.aliases[module]]
                 parts += [f"{line}\n" for line in self._imports(node, used)]
             elif replaced := _stands_in(module, node):
@@ -207,7 +207,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    else:
+    elif getattr(node, "module", "") != "__future__":  # which changes how the rest is read, and is always kept
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 yield inner.id
@@ -237,8 +237,11 @@ def _found(node: Import, alias: ast.alias) -> tuple[str | None, str | None]:
     The name is None for a module itself, and both are None for imports from outside Tandem.
     """
     if isinstance(node, ast.Import):
-        assert alias.name.split(".")[0] != HOUSE, f"import {alias.name}: write `from` to be exported"
+        if alias.name.split(".")[0] in (HOUSE, "pydantic"):
+            raise LookupError(f"import {alias.name}: write `from {alias.name} import ...`, which is rewritten")
         return None, None
+    if node.level:
+        raise LookupError(f"{ast.unparse(node)}: name the module in full, from {HOUSE} on, to have it rewritten")
     module, name = str(node.module), alias.name
     if module == "pydantic":
         if (module, name) not in STAND_INS:

@@ -34,3 +34,20 @@ def test_a_class_that_begins_with_a_method_left_at_home_keeps_its_own_line(tmp_p
         (tmp_path / f"{name}.py").write_text(f"class Mine:\n{body}")
         source = bundle({f"tandem.{name}": {"Mine"}})[f"tandem_{name}.py"]
         assert source.split() == f"class Mine:\n{kept}".split()
+
+
+def test_annotations_that_are_read_later_stay_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("tandem.export.bundle.ROOT", tmp_path)
+    (tmp_path / "later.py").write_text('"""Mine."""\n\nfrom __future__ import annotations\n\nx: Absent = 1\n')
+    assert "\nfrom __future__ import annotations\n" in bundle({"tandem.later": {"x"}})["tandem_later.py"]
+
+
+@pytest.mark.parametrize(
+    "line", ["from .rope import rotate", "from . import rotate", "import tandem.rotate as rotate", "import pydantic"]
+)
+def test_an_import_that_can_not_be_rewritten_is_refused(line, tmp_path, monkeypatch):
+    monkeypatch.setattr("tandem.export.bundle.ROOT", tmp_path)
+    name = f"mine{len(line)}"
+    (tmp_path / f"{name}.py").write_text(f"{line}\nx = {line.split()[-1]}\n")
+    with pytest.raises(LookupError, match=rf"^{line.split(' as ')[0]}: .* rewritten$"):
+        bundle({f"tandem.{name}": {"x"}})
