@@ -207,7 +207,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif getattr(node, "module", "") != "__future__":  # which changes how the rest is read, and is always kept
+    elif not isinstance(node, ast.For) and getattr(node, "module", "") != "__future__":  # both are always kept
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 yield inner.id

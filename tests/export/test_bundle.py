@@ -42,6 +42,13 @@ def test_annotations_that_are_read_later_stay_so(tmp_path, monkeypatch):
     assert "\nfrom __future__ import annotations\n" in bundle({"tandem.later": {"x"}})["tandem_later.py"]
 
 
+def test_a_loop_that_fills_a_table_comes_along(tmp_path, monkeypatch):
+    monkeypatch.setattr("tandem.export.bundle.ROOT", tmp_path)
+    (tmp_path / "filled.py").write_text("table = {}\nfor n in (1, 2):\n    table[n] = n * n\n")
+    exec(bundle({"tandem.filled": {"table"}})["tandem_filled.py"], made := {})
+    assert made["table"] == {1: 1, 2: 4}
+
+
 @pytest.mark.parametrize(
     "line", ["from .rope import rotate", "from . import rotate", "import tandem.rotate as rotate", "import pydantic"]
 )
