@@ -1,4 +1,7 @@
-"""Stands in for pydantic in exported code: settings as config.json has them, checked when they were written."""
+"""Stands in for pydantic in exported code: settings as config.json has them, checked when they were written.
+
+A network may make others of them, by a constructor or as a copy; these are not checked.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -24,6 +27,15 @@ class Settings:
             value = values.get(name, getattr(type(self), name, None))
             inner = [cls for cls in (hint, *get_args(hint)) if isinstance(cls, type) and issubclass(cls, Settings)]
             setattr(self, name, inner[0](**value) if inner and isinstance(value, dict) else value)
+        for name, value in self.derive().items():  # of settings that a network makes itself
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+    def derive(self) -> dict[str, Any]:
+        return {}
+
+    def model_copy(self, *, update: dict[str, Any]) -> "Settings":
+        return type(self)(**vars(self) | update)
 
     def shared_with(self, other: "type[Settings]") -> dict[str, Any]:
         return {key: getattr(self, key) for key in other.model_fields}

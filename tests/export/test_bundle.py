@@ -1,9 +1,10 @@
 import pytest
 
 import tandem.networks  # noqa: F401 - importing it registers them
+from tandem.export import plain
 from tandem.export.bundle import bundle
 from tandem.export.hugging_face import model_source
-from tandem.recipe import registered
+from tandem.recipe import Settings, registered
 
 
 @pytest.mark.parametrize("network", registered("network").values())
@@ -58,3 +59,16 @@ def test_an_import_that_can_not_be_rewritten_is_refused(line, tmp_path, monkeypa
     (tmp_path / f"{name}.py").write_text(f"{line}\nx = {line.split()[-1]}\n")
     with pytest.raises(LookupError, match=rf"^{line.split(' as ')[0]}: .* rewritten$"):
         bundle({f"tandem.{name}": {"x"}})
+
+
+@pytest.mark.parametrize("base", [Settings, plain.Settings])
+def test_a_network_makes_settings_of_its_own_with_pydantic_and_without(base):
+    class Config(base):
+        width: int = 4
+        inner: int | None = None
+
+        def derive(self):
+            return {"inner": 2 * self.width}
+
+    made = [Config(), Config(width=3), Config(width=3, inner=1), Config().model_copy(update={"width": 3})]
+    assert [(config.width, config.inner) for config in made] == [(4, 8), (3, 6), (3, 1), (3, 8)]
