@@ -138,8 +138,8 @@ class Study:
     @functools.cached_property
     def starts(self) -> dict[str, Path]:
         """By arm, the run from whose weights it starts; arms with random initial weights are left out."""
-        every = self._values_by_arm()
-        return {arm: Path(run) for arm, values in every.items() if (run := values.get("start.run"))}
+        recipes = {job.arm: self.recipe(job) for job in self.runs(self._any_rate())}
+        return {arm: recipe.start.run for arm, recipe in recipes.items() if recipe.start.run}
 
     @functools.cached_property
     def texts(self) -> list[str]:

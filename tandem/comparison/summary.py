@@ -6,6 +6,7 @@ held-out curve, and unknown before the first.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -346,7 +347,7 @@ def _spent_before(run: Path) -> str:
     result = read_part(run / "result.json", tokens=int, flops=int | float)
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
     recipe = read_part(run / "recipe.yaml") if (run / "recipe.yaml").is_file() else {}
-    before = recipe.get("start", {}).get("run")
+    before = os.path.expandvars(recipe.get("start", {}).get("run") or "")  # `${NAME}`, as a recipe has it
     return f"{spent}, after {Path(before).name}: {_spent_before(Path(before))}" if before else spent
 
 

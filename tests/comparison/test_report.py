@@ -200,11 +200,11 @@ def test_warnings(make_study, run):
     assert told == f"Scored one token at a time, though not a language model yet: {run_and_note}."
 
 
-def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path):
+def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path, monkeypatch):
     def had(name, start):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps({"tokens": 5_000_000, "flops": 2.5e13}))
-        (tmp_path / name / "recipe.yaml").write_text(f"start: {{run: {start or 'null'}}}\n")
+        (tmp_path / name / "recipe.yaml").write_text(f"start: {{run: {json.dumps(start)}}}\n")
         return tmp_path / name
 
     def told(**starts):
@@ -213,8 +213,9 @@ def test_what_an_arm_had_before_it_began_is_told(make_study, run, page, tmp_path
         assert all(warning in Page(page(study, everything(run, study.arms))).text for warning in found)
         return found
 
+    monkeypatch.setenv("RUNS", str(tmp_path))
     plain = had("plain", None)
-    second, lost = had("second", plain), tmp_path / "lost"
+    second, lost = had("second", "${RUNS}/plain"), tmp_path / "lost"
     spent, shared = told(sps=plain)
     assert spent.startswith("Start from a run: sps from plain (5 M tokens, 2.5e+13 FLOP). What that run spent is not")
     assert shared.startswith("Seeds of sps share the weights that they start from, so they differ less")

@@ -62,6 +62,14 @@ def test_it_knows_the_runs_that_its_arms_start_from(tmp_path, small_corpus):
     assert list(read(tmp_path, small_corpus, "start.run=runs/plain").starts) == ["deep", "wide"]
 
 
+def test_an_arm_waits_for_a_run_that_is_named_by_the_environment(tmp_path, small_corpus, monkeypatch):
+    monkeypatch.setenv("STUDIES", str(tmp_path))
+    study = read(tmp_path, small_corpus, "arms.wide.start.run=${STUDIES}/tiny/runs/deep-seed1")
+    deep, wide = study.runs(dict.fromkeys(study.arms))
+    folder = StudyFolder(study, tmp_path / "tiny")
+    assert folder.waits_for(wide) == tmp_path / "tiny/runs/deep-seed1" and folder.waits_for(deep) is None
+
+
 def test_trials_may_be_shorter_than_runs(tmp_path, small_corpus):
     kept = ["checkpoint.every=10", "checkpoint.milestones=[20]"]
     study = read(tmp_path, small_corpus, "rates=[1e-3, 4e-3]", "trial_share=0.3", *kept)
