@@ -208,7 +208,8 @@ def _find(reference: str) -> Path:
 
 def study_of(path: Path, files: list[Node], above: list[Node], problems: Problems) -> Study:
     """The study given by the trees of its files and of `above` on top. Raises: UserError, a line for each problem."""
-    tree = functools.reduce(lambda base, top: _unfolded(top).over(base), [*files, *above], Node({}, DEFAULT))
+    written = [_unfolded(layer, problems) for layer in (*files, *above)]
+    tree = functools.reduce(lambda base, top: top.over(base), written, Node({}, DEFAULT))
     tree = Node(tree.value, files[-1].origin)
     keys = read_options(Keys, "", "a study", hollow(tree, {"overrides": 0, "arms": 1}), problems, KEYS)
     if isinstance(keys, Keys):
@@ -216,7 +217,7 @@ def study_of(path: Path, files: list[Node], above: list[Node], problems: Problem
             problems.add((tree.at(*place) or tree).origin, f"{'.'.join(place)}{reason}")
     problems.raise_any()
     assert isinstance(keys, Keys)
-    study = Study(keys, _share(keys), _read_arms(tree, path.parent, problems))
+    study = Study(keys, _share(keys), _read_arms(tree, written, path.parent, problems))
     problems.raise_any()
     require_one_text({"": study})
     return study
@@ -274,14 +275,20 @@ def _part(budget: Budget, share: float) -> Budget:
     return Budget(float(max(1, int(amount)) if whole else f"{amount:.4g}"), budget.unit)
 
 
-def _read_arms(tree: Node, beside: Path, problems: Problems) -> dict[str, list[Node]]:
-    """The recipe layers of each arm: its files, the changes for all arms, and its own changes."""
+def _read_arms(tree: Node, written: list[Node], beside: Path, problems: Problems) -> dict[str, list[Node]]:
+    """The recipe layers of each arm: its files, the changes for all arms, and its own changes, both file by file, as a
+    later file may change the name of a section."""
+
+    def parts(*place: str) -> list[Node]:
+        return [part for layer in written if (part := layer.at(*place)) and isinstance(part.value, dict)]
+
     layers: dict[str, list[Node]] = {}
-    for arm, changes in tree.value["arms"].value.items():
-        based = changes.value.pop("recipe", tree.value["recipe"])
+    for arm in tree.value["arms"].value:
+        own = parts("arms", arm)
+        based = [tree.value["recipe"], *filter(None, [part.value.pop("recipe", None) for part in own])][-1]
         try:
             files = read_chain(str(find(str(based.plain()), beside)), problems)
-            layers[arm] = [*files, tree.value.get("overrides", Node({}, tree.origin)), changes]
+            layers[arm] = [*files, *parts("overrides"), *own]
         except UserError as error:
             problems.add(based.origin, f"recipe = {error}")
     return layers
@@ -326,22 +333,27 @@ def _aimed(asked: Node) -> Node:
     return Node({"overrides": Node(sections, asked.origin)}, asked.origin).over(own) if sections else own
 
 
-def _unfolded(tree: Node) -> Node:
+def _unfolded(tree: Node, problems: Problems) -> Node:
     """Dotted keys of a recipe as nested mappings: `network.depth: 8` as `network: {depth: 8}`."""
 
-    def unfold(node: Node) -> Node:
+    def add(base: Node, top: Node, *above: str) -> Node:
+        if not (isinstance(base.value, dict) and isinstance(top.value, dict)):
+            problems.add(top.origin, f"{'.'.join(above)}: written twice, first at {base.origin}")
+            return base
+        both = {key: add(base.value[key], top.value[key], *above, key) for key in base.value.keys() & top.value.keys()}
+        return Node(base.value | top.value | both, base.origin)
+
+    def unfold(node: Node, *above: str) -> Node:
         if not isinstance(node.value, dict):
             return Node({}, node.origin) if node.value is None else node  # an arm that changes nothing
         layers = [_node(inner, inner.origin, key.split(".")) for key, inner in node.value.items()]
-        return Node(
-            functools.reduce(lambda base, top: top.over(base), layers, Node({}, node.origin)).value, node.origin
-        )
+        return functools.reduce(lambda base, top: add(base, top, *above), layers, Node({}, node.origin))
 
     values = dict(tree.value)
     if "overrides" in values:
-        values["overrides"] = unfold(values["overrides"])
+        values["overrides"] = unfold(values["overrides"], "overrides")
     if (arms := values.get("arms")) and isinstance(arms.value, dict):
-        values["arms"] = Node({arm: unfold(node) for arm, node in arms.value.items()}, arms.origin)
+        values["arms"] = Node({arm: unfold(node, "arms", arm) for arm, node in arms.value.items()}, arms.origin)
     return Node(values, tree.origin)
 
 

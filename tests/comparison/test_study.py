@@ -91,6 +91,19 @@ def test_its_values_lie_over_those_of_the_recipe_and_under_those_of_the_arm(tmp_
     assert wide.evaluation.every == deep.evaluation.every == 7
 
 
+def test_another_name_starts_a_section_afresh_in_a_study_too(tmp_path, small_corpus):
+    text = STUDY.replace("overrides:\n", "overrides:\n  network: {name: sps, window: 5}\n")
+    write(tmp_path, small_corpus, text=text.replace("wide: {", "wide: {optimiser: {name: muon, lr: 4e-3}, "))
+    top = tmp_path / "top.yaml"
+    top.write_text("extends: tiny.yaml\narms: {wide: {optimiser: {name: adamw}}}\noverrides: {network.name: decoder}\n")
+    study = load_grid(str(top)).cells[""]
+    deep, wide = map(study.recipe, study.runs(dict.fromkeys(study.arms)))
+    assert deep.network.window is None and (deep.network.depth, wide.network.depth) == (3, 1)
+    assert deep.optimiser == wide.optimiser
+    below = load_grid(str(tmp_path / "tiny.yaml"), ["network.name=decoder"]).cells[""]
+    assert below.recipe(below.runs(dict.fromkeys(below.arms))[0]).network == deep.network
+
+
 def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
     text = STUDY.replace("wide: {network.depth: 1}", "wide: {corpus.folder: elsewhere}")
     study = read(tmp_path, small_corpus, text=text)
@@ -126,6 +139,16 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
             "deep: {network.dept: 3}",
             "deep: {network.depth: 3, network.width: 32}",
             "network.dept = 3: no such key; did",
+        ),
+        (
+            "deep: {network.depth: 3, network: {depth: 2, width: 32}}",
+            "deep: {network.depth: 3, network.width: 32}",
+            "tiny.yaml:15  arms.deep.network.depth: written twice, first at tiny.yaml:15",
+        ),
+        (
+            "batch: {rows: 2, context: 32}\n  batch.rows: 3",
+            "batch: {rows: 2, context: 32}",
+            "tiny.yaml:10  overrides.batch.rows: written twice, first at tiny.yaml:9",
         ),
         ("wide: {seed: 3}", "wide: {network.depth: 1}", "tiny.yaml:16  arms.wide.seed: the study gives it"),
         (
