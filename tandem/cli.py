@@ -254,6 +254,8 @@ def compare(
     from tandem.training.health import Stopped
 
     loaded = grid.load_grid(study, overrides or [])
+    for note in dict.fromkeys(note for cell in loaded.cells.values() for note in cell.notes):
+        print(note, file=sys.stderr)
     if list_only:
         print(grid.status(loaded, studies / loaded.name))
         return

@@ -147,6 +147,12 @@ class Study:
         texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")
         return [texts] if isinstance(texts, str) else list(texts)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a user may not expect of the overrides, a sentence each."""
+        runs = self.runs(self._any_rate())
+        return list(dict.fromkeys(note for run in runs for note in self.recipe(run).notes))
+
     def trials(self) -> list[Job]:
         """All trials, rate by rate, so that no arm is ahead of the others."""
         return [Job(arm, self.keys.tuning_seed, rate, True) for rate in self.rates for arm in self.layers]

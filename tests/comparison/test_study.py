@@ -104,6 +104,14 @@ def test_another_name_starts_a_section_afresh_in_a_study_too(tmp_path, small_cor
     assert below.recipe(below.runs(dict.fromkeys(below.arms))[0]).network == deep.network
 
 
+def test_it_is_told_what_another_name_drops(tmp_path, small_corpus):
+    path = write(tmp_path, small_corpus, text=STUDY.replace("overrides:\n", "overrides:\n  optimiser.lr: 3e-3\n"))
+    told = tandem("compare", path, "--studies", tmp_path, "--list", "optimiser.name=muon").stderr
+    assert told.startswith("optimiser.name=muon starts the section afresh, without optimiser.lr=0.003 of the recipe;")
+    assert told.count("\n") == 1
+    assert not tandem("compare", path, "--studies", tmp_path, "--list").stderr
+
+
 def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
     text = STUDY.replace("wide: {network.depth: 1}", "wide: {corpus.folder: elsewhere}")
     study = read(tmp_path, small_corpus, text=text)
