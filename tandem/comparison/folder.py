@@ -178,8 +178,12 @@ class StudyFolder:
         return Summary.of(self.study, self.results(), diverged, ended)
 
     def write(self) -> Path:
-        """Writes results.jsonl, table and report of the finished runs; returns the path of the report."""
+        """Writes results.jsonl, table and report of the finished runs; returns the path of the report.
+
+        Raises: UserError where another command has added to the study meanwhile: its report has more.
+        """
         with self._alone():
+            self.require_same_study()
             summary = self.summary()  # under the lock, or an older report could replace a newer one
             replace_file(self.path / "results.jsonl", b"".join(as_line(r.as_numbers()) for r in self.results()))
             return write_report(summary, self.path)

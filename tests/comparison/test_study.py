@@ -246,6 +246,18 @@ def test_more_may_be_added_to_a_study_but_nothing_else_changed(tmp_path, small_c
     assert refused() == ["seeds: [1, 2] there, [1] asked", *refused()[1:]]
 
 
+def test_a_command_writes_no_report_of_less_than_was_added_meanwhile(tmp_path, small_corpus):
+    older = StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny")
+    older.open()
+    older.write()
+    newer = StudyFolder(read(tmp_path, small_corpus, "seeds=[1, 2]"), tmp_path / "tiny")
+    newer.open()
+    page = newer.write().read_text()
+    with pytest.raises(UserError, match=r"holds another study(.|\n)*seeds: \[1, 2\] there, \[1\] asked"):
+        older.write()
+    assert newer.write().read_text() == page
+
+
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("studies/")])
 def test_the_studies_that_come_with_tandem_are_without_mistake(name, monkeypatch):
     monkeypatch.setenv("TANDEM_DATA", "/data")
