@@ -233,6 +233,8 @@ def _loaded(file: TaskFile) -> Any:
     try:
         manager = TaskManager(include_defaults=is_of_hub)
         loaded = manager.load([file.name.removeprefix(HUB) if is_of_hub else dict(file.config)])
+    except StopIteration as error:
+        raise UserError(f"{file.where}: its data has no items") from error
     except Exception as error:  # the harness, its templates and its readers of data raise no narrower class
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UserError(f"{file.where}: the harness cannot run it: {type(error).__name__}: {reason}") from error

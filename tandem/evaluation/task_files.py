@@ -110,10 +110,10 @@ def _parsed(path: Path) -> dict[str, Any]:
     texts, tasks = given.get("texts"), given.get("tasks")
     is_one = [
         isinstance(given.get("task"), str),
-        isinstance(texts, dict) and all(isinstance(paths, str | list) for paths in texts.values()),
-        isinstance(tasks, list) and all(isinstance(name, str) for name in tasks),
+        isinstance(texts, dict) and texts and all(isinstance(paths, str | list) for paths in texts.values()),
+        isinstance(tasks, list) and tasks and all(isinstance(name, str) for name in tasks),
     ]
-    if sum(is_one) != 1:
+    if sum(map(bool, is_one)) != 1:
         raise UserError(
             f"{path}: no task file; it needs `task: NAME` with the harness's settings, or `texts: {{NAME: PATH}}`, or "
             "`tasks: [NAME, ...]`"

@@ -399,6 +399,8 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
         ("- hellaswag\n", r"mine.yaml: no task file; it needs `task: NAME`"),
         ("task: [a]\n", r"no task file"),
         ("texts: {poems: 3}\n", r"no task file"),
+        ("texts: {}\n", r"no task file"),
+        ("tasks: []\n", r"no task file"),
         ("tasks: [piqa]\ntask: piqa\n", r"no task file"),
         (MINE.replace("TANDEM_DATA", "NOWHERE_SET"), r"the environment has no NOWHERE_SET; set it"),
         (MINE.replace("hellaswag_val", "absent"), r"data_files names .*absent.jsonl.gz, and there is no such file"),
@@ -410,6 +412,7 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
         ("task: mine\ndataset_kwargs: [a]\n", r"mine.yaml: the harness cannot run it"),
         (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness cannot run it.*tset_split"),
         (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness cannot run it"),
+        (MINE.replace("hellaswag_val.jsonl.gz", "empty.jsonl"), r"mine.yaml: its data has no items"),
         ("tasks: [mine.yaml, piqa]\n", r"contains itself"),
         ("tasks: [piqqa]\n", r"piqqa: no such task; did you mean piqa\? there are arc_challenge, "),
     ],
@@ -418,6 +421,7 @@ def test_a_file_that_can_not_be_read_is_told_in_one_message(data, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(written)
     (tmp_path / "eval" / "broken.jsonl").write_text('{"query": \n')
+    (tmp_path / "eval" / "empty.jsonl").touch()
     with pytest.raises(UserError, match=message) as told:
         run_tasks(harness(), [file for file in read_tasks("mine.yaml") if isinstance(file, TaskFile)])
     assert "\n" not in str(told.value)
