@@ -149,9 +149,8 @@ class Study:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may not expect of the overrides, a sentence each."""
-        runs = self.runs(self._any_rate())
-        return list(dict.fromkeys(note for run in runs for note in self.recipe(run).notes))
+        """What a user may not expect of the overrides, a sentence each; of several runs, several times."""
+        return [note for run in self.runs(self._any_rate()) for note in self.recipe(run).notes]
 
     def trials(self) -> list[Job]:
         """All trials, rate by rate, so that no arm is ahead of the others."""

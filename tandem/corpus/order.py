@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.corpus.store import Store
+from tandem.recipe import UserError
 
 
 class Epoch(NamedTuple):
@@ -50,11 +51,19 @@ def shuffled(count: int, *key: int) -> np.ndarray:
 
 
 def documents_to_read(store: Store) -> np.ndarray:
-    """(D,) the documents that runs read: all or, of at most `store.most` tokens, the first of the order above."""
+    """(D,) the documents that runs read: all or, of at most `store.most` tokens, the first of the order above.
+
+    Raises: UserError where the first of them has more.
+    """
     if store.most is None:
         return np.arange(len(store))
     order = shuffled(len(store), SUBSET, 0)
-    return np.sort(order[: max(1, int(np.searchsorted(store.lengths[order].cumsum(), store.most, side="right")))])
+    ends = store.lengths[order].cumsum()
+    if ends[0] > store.most:
+        raise UserError(
+            f"corpus.train_tokens = {store.most}: the first document read has {ends[0]}; take at least these"
+        )
+    return np.sort(order[: np.searchsorted(ends, store.most, side="right")])
 
 
 class Source:

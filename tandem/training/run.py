@@ -46,7 +46,7 @@ class BatchShape:
         """T, tokens of a row."""
         micro_batches: int = Field(1, ge=1)
         """Pieces that a step is cut into, one in memory at a time; changes nothing but rounding,
-        which masks are drawn for dropout (gestalt), and the balance loss of experts."""
+        which masks are drawn for dropout, and the balance loss of experts."""
 
     @classmethod
     def check(cls, recipe: Recipe):

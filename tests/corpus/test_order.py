@@ -10,6 +10,7 @@ from tandem.corpus import FoldedRows, Segmentation, SentenceStreams, Streams
 from tandem.corpus.order import SUBSET, Order, documents_to_read, shuffled
 from tandem.corpus.store import Store, StoreWriter
 from tandem.corpus.tokenizer import Tokenizer
+from tandem.recipe import UserError
 
 LENGTHS = [3, 1, 5, 2, 1, 1, 9, 4, 2, 6]
 # Epochs 0 and 1 of seed 1337; written down with numpy 2.4.6.
@@ -71,15 +72,15 @@ def test_a_slice_does_not_depend_on_what_was_read_before(store_of):
         assert len(used.sources[0]._epochs) <= 2
 
 
-@pytest.mark.parametrize("most", [1, 40, 100, 624, 625, 10_000])
+@pytest.mark.parametrize("most", [40, 100, 624, 625, 10_000])
 def test_of_fewer_tokens_some_of_the_same_documents_are_read_epoch_after_epoch(store_of, most):
     store = store_of([3, 1, 50, 2, 61, 1, 90, 4, 200, 6, 14, 40, 33, 120])
     store.segmentation = Segmentation(splitter="every", every=4)
     fixed, more = shuffled(len(store), SUBSET, 0).tolist(), set(range(len(store)))
-    for store.most in (10_000, most, most // 2 or 1):
+    for store.most in (10_000, most, most // 2):
         read = documents_to_read(store)
         tokens, rest = int(store.lengths[read].sum()), [i for i in fixed if i not in read]
-        assert set(read) <= more and (tokens <= store.most or len(read) == 1)
+        assert set(read) <= more and tokens <= store.most
         assert not rest or tokens + store.lengths[rest[0]] > store.most  # the next one no longer fits
         more, order = set(read), Order(store, seed=3)
         assert all(sorted(order.epoch(number).documents) == read.tolist() for number in (0, 1, 5))
@@ -91,6 +92,9 @@ def test_of_fewer_tokens_some_of_the_same_documents_are_read_epoch_after_epoch(s
         folded = FoldedRows(order, 1, 1, 0, bag=2, slots=2)
         assert folded.total == bags and folded.read(bags) >= tokens > folded.read(bags - 1)
         assert set(folded._locate(0, 2 * bags)[0]) <= more
+    store.most = 2
+    with pytest.raises(UserError, match=r"corpus.train_tokens = 2: the first document read has 3; take at least these"):
+        Order(store, seed=3)
 
 
 # Mixtures -------------------------------------------------------------------------------------------------------
