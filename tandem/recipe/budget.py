@@ -1,6 +1,5 @@
 """How much a run may spend, in one of four units."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,6 +12,8 @@ _UNITS = {  # singular, as written -> unit, how many of it
     **{"minute": ("seconds", 60), "hour": ("seconds", 3600)},
 }
 _EXAMPLE = 'write "5e9 tokens" (units: tokens, flops, seconds, minutes, hours, steps)'
+LARGEST = 1e30
+"""Far beyond any run; products with it are still floats."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def parse_budget(text: str) -> Budget:
         amount = float(number) * size
     except ValueError:
         raise UserError(f'"{number}" is not a number; {_EXAMPLE}') from None
-    if not 0 < amount < math.inf:
-        raise UserError("must be > 0 and finite")
+    if not 0 < amount <= LARGEST:
+        raise UserError(f"must be > 0 and at most {LARGEST:g}")
     if unit in ("tokens", "steps") and amount % 1:
         raise UserError(f"{unit} come whole")
     return Budget(amount, unit)

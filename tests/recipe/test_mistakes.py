@@ -168,7 +168,12 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
     "nothing to spend": (
         "budget: 0 steps",
         "budget: 5e6 tokens",
-        'mine.yaml:1  budget = "0 steps": must be > 0 and finite',
+        'mine.yaml:1  budget = "0 steps": must be > 0 and at most 1e+30',
+    ),
+    "more than anybody has": (
+        "budget: 1e31 steps",
+        "budget: 5e6 tokens",
+        'mine.yaml:1  budget = "1e31 steps": must be > 0 and at most 1e+30',
     ),
     "half a step": ("budget: 0.5 steps", "budget: 5e6 tokens", 'mine.yaml:1  budget = "0.5 steps": steps come whole'),
     "a key written twice": (
