@@ -20,6 +20,7 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,25 +220,19 @@ def run_tasks(adapter: Harness, files: Sequence[TaskFile | Texts], limit: int | 
     for file in files:
         if isinstance(file, Texts):
             raise TypeError(f"{file.name}: texts, no task of the harness; score them with evaluation/likelihood.py")
-        loaded = _loaded(file)
         try:
-            results += _run(adapter, loaded, limit)
+            results += _run(adapter, _loaded(file), limit)
         except UserError as error:
-            raise UserError(f"{file.name}: {error}") from error
+            raise UserError(f"{file.where}: {error}") from error
     return results
 
 
 def _loaded(file: TaskFile) -> Any:
     """The task, its data read; a task of the hub may be several."""
     is_of_hub = file.name.startswith(HUB)
-    try:
+    with _harness_may("run it"):
         manager = TaskManager(include_defaults=is_of_hub)
         loaded = manager.load([file.name.removeprefix(HUB) if is_of_hub else dict(file.config)])
-    except StopIteration as error:
-        raise UserError(f"{file.where}: its data has no items") from error
-    except Exception as error:  # the harness, its templates and its readers of data raise no narrower class
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise UserError(f"{file.where}: the harness cannot run it: {type(error).__name__}: {reason}") from error
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
@@ -245,9 +240,29 @@ def _loaded(file: TaskFile) -> Any:
     return loaded
 
 
+@contextlib.contextmanager
+def _harness_may(work: str) -> Iterator[None]:
+    """Tells of what the harness, its templates and its readers of data raise, which is of no one class. An error of the
+    adapter, which they call, stays what it is.
+
+    Raises: UserError.
+    """
+    try:
+        yield
+    except Exception as error:
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if any(name.startswith("tandem.") for name in modules[2:]):  # those before are this function and its caller
+            raise
+        if isinstance(error, StopIteration):
+            raise UserError("its data has no items") from error
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(f"the harness cannot {work}: {type(error).__name__}: {reason}") from error
+
+
 def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
     # Else it would resample in one process per core, each a fork of a process with threads; it tells of that on stdout.
-    with patch.dict(os.environ, DISABLE_MULTIPROC="1"), contextlib.redirect_stdout(sys.stderr):
+    quietly = patch.dict(os.environ, DISABLE_MULTIPROC="1"), contextlib.redirect_stdout(sys.stderr)
+    with quietly[0], quietly[1], _harness_may("ask or score its items"):
         found: Any = evaluate(lm=adapter, task_dict=loaded, limit=limit, bootstrap_iters=RESAMPLES)
     return [
         TaskResult(

@@ -321,7 +321,7 @@ def test_a_task_that_a_network_can_not_do_is_named(data, tmp_path):
     nats = -sum(harness().loglikelihood_rolling(requests(*((text,) for text in texts))))
     size = sum(len(text.encode()) for text in texts)
     assert result.metrics["bits_per_byte"].value == pytest.approx(nats / np.log(2) / size)
-    with pytest.raises(UserError, match=r"mine: network encoder_decoder: .* only of suffixes"):
+    with pytest.raises(UserError, match=r"mine.yaml: network encoder_decoder: .* only of suffixes"):
         run_tasks(harness(suffixes_only()), [file])
 
 
@@ -412,6 +412,10 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
         ("task: mine\ndataset_kwargs: [a]\n", r"mine.yaml: the harness cannot run it"),
         (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness cannot run it.*tset_split"),
         (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness cannot run it"),
+        *(
+            (MINE.replace("hellaswag_val.jsonl.gz", name), r"mine.yaml: the harness cannot ask or score its items: Ty")
+            for name in ("no_choices.jsonl", "no_target.jsonl")
+        ),
         (
             MINE.replace("hellaswag_val.jsonl.gz", "empty.jsonl"),
             r"mine.yaml: its data has no items|error .* generating the dataset",
@@ -425,9 +429,19 @@ def test_a_file_that_can_not_be_read_is_told_in_one_message(data, tmp_path, monk
     (tmp_path / "mine.yaml").write_text(written)
     (tmp_path / "eval" / "broken.jsonl").write_text('{"query": \n')
     (tmp_path / "eval" / "empty.jsonl").touch()
+    for lacking, key in (("no_choices", "choices"), ("no_target", "gold")):
+        items = [CHOICES[0], CHOICES[1] | {key: None}]
+        (tmp_path / "eval" / f"{lacking}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     with pytest.raises(UserError, match=message) as told:
         run_tasks(harness(), [file for file in read_tasks("mine.yaml") if isinstance(file, TaskFile)])
     assert "\n" not in str(told.value)
+
+
+def test_an_error_of_the_adapter_is_not_the_harness_s(data, tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(MINE)
+    monkeypatch.setattr("tandem.evaluation.harness.answers", lambda *_, **__: {}["nobody's"])
+    with pytest.raises(KeyError, match="nobody's"):
+        run_tasks(harness(), read_tasks(str(tmp_path / "mine.yaml")))
 
 
 def test_the_tokenizer_of_another_network_is_refused():
