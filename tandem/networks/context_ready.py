@@ -302,10 +302,8 @@ class ContextReadySession:
 
     def advance(self, e: Tensor) -> Tensor:
         """The last block's output for the next column, whose embeddings e (B, 1, C) are corrected first."""
-        if self.inner.clock is None:
-            first = (self.inner.columns <= self.inner.pads)[:, None, None].to(e.device)
-        else:
-            first = torch.zeros_like(e[..., :1], dtype=torch.bool)  # fixed after the prompt
+        begins = self.inner.columns <= self.inner.pads  # on the host, and false after the prompt
+        first = begins[:, None, None].to(e.device) if begins.any() else torch.zeros_like(e[..., :1], dtype=torch.bool)
         h = torch.zeros_like(e) if self.carry is None else self.carry
         x = e + self.network.correct(h, e, first)
         z = self.inner.states(x)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.rope import Rotation
-from tandem.nn.spans import Span, causal, prefix
+from tandem.nn.spans import Span, causal, prefix, sent
 
 CHUNK = 4096
 """Positions of a chunk of later blocks."""
@@ -252,7 +252,7 @@ class Layout:
         return self._tensor(self.begins[of] + of + place + ((place == self.lengths[of]) & ~last[of]))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return sent(np.ascontiguousarray(array), self.device)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

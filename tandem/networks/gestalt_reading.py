@@ -15,6 +15,7 @@ from tandem.corpus import Batch, StreamBatch
 from tandem.networks.gestalt_blocks import MemoryBlock
 from tandem.networks.gestalt_layout import Layout, PackedReader, Rows, gathered
 from tandem.nn.dropout import drawn, dropped, tokens_dropped
+from tandem.nn.spans import sent
 from tandem.recipe import Settings
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Reading:
         hidden = torch.cat(self._later_blocks(states, thoughts))
         if lengths is None:
             return hidden[layout.order], None
-        sentences = torch.from_numpy(np.concatenate(layout.sentences)).argsort().to(x.device)
+        sentences = sent(np.concatenate(layout.sentences).argsort(), x.device)
         return hidden[layout.order], lengths[sentences]
 
     # ---- phase 1: sentence step by sentence step ------------------------------------------------------------------

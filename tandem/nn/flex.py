@@ -92,11 +92,11 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
 
 def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:
     """How many queries of each query block have a key block in first .. end: (B, query blocks, key blocks)."""
-    counts = np.zeros((len(first), -(-Q // BLOCK), N // BLOCK + 1), dtype=np.int64)
-    row, source, query = np.nonzero(reads & (first < end))
-    np.add.at(counts, (row, query // BLOCK, first[row, source, query]), 1)
-    np.add.at(counts, (row, query // BLOCK, end[row, source, query]), -1)
-    return counts.cumsum(-1)[..., :-1]
+    rows, of_queries, of_keys = len(first), -(-Q // BLOCK), N // BLOCK + 1
+    line = (np.arange(rows)[:, None] * of_queries + np.arange(Q) // BLOCK)[:, None] * of_keys
+    cells, may = rows * of_queries * of_keys, reads & (first < end)
+    begun, ended = (np.bincount((line + edge)[may], minlength=cells) for edge in (first, end))
+    return (begun - ended).reshape(rows, of_queries, of_keys).cumsum(-1)[..., :-1]
 
 
 def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
