@@ -84,10 +84,12 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
     N, Q = int(offsets[-1]), lo.shape[-1]
     touched = _blocks_of(lo // BLOCK, -(-hi // BLOCK), lo < hi, Q, N) > 0
     full = _blocks_of(-(-lo // BLOCK), hi // BLOCK, lo < hi, Q, N) == BLOCK
-    listed = (sent(x, device) for x in (*_listed(touched & ~full), *_listed(full)))
     pair_mask = _pair_mask(*(sent(x.astype(np.int32), device) for x in (lo, hi)))
-    mask = BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=pair_mask, seq_lengths=(Q, N))
-    return Blocks(mask, tuple(padding))
+    kinds = touched & ~full, full
+    # Queries by keys, too: BlockMask.from_kv_blocks would find them in dozens of small kernels.
+    listed = [_listed(blocks) for blocks in (*kinds, *(kind.swapaxes(1, 2) for kind in kinds))]
+    sparse = (sent(x, device) for pair in listed for x in pair)
+    return Blocks(BlockMask((Q, N), *sparse, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=pair_mask), tuple(padding))
 
 
 def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N: int) -> np.ndarray:
@@ -100,7 +102,8 @@ def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N:
 
 
 def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(how many, which) key blocks of every query block, with an axis for heads: (B, 1, Q'), (B, 1, Q', N')."""
+    """(how many, which) of the last axis, for blocks (B, Q', N') or (B, N', Q'), with an axis for heads: (B, 1, Q') and
+    (B, 1, Q', N'), or (B, 1, N') and (B, 1, N', Q')."""
     numbers = blocks.sum(-1, dtype=np.int32)[:, None]
     order = np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)[:, None]
     return numbers, order
