@@ -80,11 +80,11 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
     padding = [-n % BLOCK for n in keys]
     offsets = np.cumsum([0, *(n + pad for n, pad in zip(keys, padding, strict=True))])
     B, S = lo.shape[:2]
-    lo, hi = ((bound + offsets[:-1, None, None]).reshape(B, S, -1) for bound in (lo, hi))
+    lo, hi = ((bound + offsets[:-1, None, None]).reshape(B, S, -1).astype(np.int32) for bound in (lo, hi))
     N, Q = int(offsets[-1]), lo.shape[-1]
     touched = _blocks_of(lo // BLOCK, -(-hi // BLOCK), lo < hi, Q, N) > 0
     full = _blocks_of(-(-lo // BLOCK), hi // BLOCK, lo < hi, Q, N) == BLOCK
-    pair_mask = _pair_mask(*(sent(x.astype(np.int32), device) for x in (lo, hi)))
+    pair_mask = _pair_mask(sent(lo, device), sent(hi, device))
     kinds = touched & ~full, full
     # Queries by keys, too: BlockMask.from_kv_blocks would find them in dozens of small kernels.
     listed = [_listed(blocks) for blocks in (*kinds, *(kind.swapaxes(1, 2) for kind in kinds))]
