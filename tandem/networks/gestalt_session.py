@@ -26,7 +26,7 @@ from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
 from tandem.networks.network import Ids, columns_of, opening
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
-from tandem.nn.spans import Span, prefix
+from tandem.nn.spans import Span, prefix, sent
 
 if TYPE_CHECKING:
     from tandem.networks.gestalt import Gestalt
@@ -142,12 +142,9 @@ class GestaltSession:
         tensor, so that forks may share the old one."""
         M = self.network.config.memory
         kept = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
-        known = torch.from_numpy(self.known[rows])
-        full = known == M
-        index = torch.tensor(rows)
-        older = kept[index]
-        older[full] = older[full].roll(-1, dims=1)
-        older[torch.arange(len(rows)), known.clamp_max(M - 1)] = new
+        index, known = (sent(x, new.device) for x in (np.array(rows), self.known[rows]))
+        older = torch.where((known == M)[:, None, None], kept[index].roll(-1, dims=1), kept[index])
+        older[torch.arange(len(rows), device=new.device), known.clamp_max(M - 1)] = new
         kept[index] = older
         return kept
 
@@ -166,7 +163,7 @@ class GestaltSession:
         """States (P, C) of each row's front and tokens after some blocks, and the index of each row's last one."""
         network = self.network
         device = network.table.weight.device
-        tokens = network.embed(torch.tensor([t for text in texts for t in text], dtype=torch.long, device=device))
+        tokens = network.embed(sent(np.array([t for text in texts for t in text], dtype=np.int64), device))
         parts = []
         for front, text in zip(fronts, tokens.split([len(text) for text in texts]), strict=True):
             parts += [text] if front is None else [front, text]
@@ -180,7 +177,7 @@ class GestaltSession:
             block = network.stack[layer]
             x = block(x, reader) if network.config.memory or hasattr(block, "qkv") else block.think(x)  # type: ignore[operator]
         self.held[rows] += lengths
-        return x[0], torch.from_numpy(np.cumsum(lengths) - 1).to(device)
+        return x[0], sent(np.cumsum(lengths) - 1, device)
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -209,19 +206,19 @@ class SessionReader:
         network, c = session.network, session.network.config
         self.session, self.device = session, network.table.weight.device
         before, R, L = session.held[rows], len(rows), int(lengths.max())
-        self.index = torch.from_numpy(rows).to(self.device)
-        self.row = torch.from_numpy(np.repeat(rows, lengths)).to(self.device)
+        self.index = sent(rows, self.device)
+        self.row = sent(np.repeat(rows, lengths), self.device)
         column = ranges(before, lengths)
-        self.column = torch.from_numpy(column).to(self.device)
+        self.column = sent(column, self.device)
         slots = np.repeat(session.slots[rows], lengths)
         in_front = column < slots
         places = np.where(in_front, column, column - slots + (c.memory if c.in_context else 0))
-        self.places = torch.from_numpy(places).to(self.device)
+        self.places = sent(places, self.device)
         self.rotation = network.rotation(self.places, network.table.weight)
         known = np.zeros_like(rows) if c.in_context else session.known[rows]
-        self.filled = torch.from_numpy(np.repeat(known > 0, lengths)[:, None]).to(self.device)
+        self.filled = sent(np.repeat(known > 0, lengths)[:, None], self.device)
         cell = np.repeat(np.arange(R), lengths) * L + ranges(np.zeros_like(lengths), lengths)
-        self.rect = Rows(R, L, torch.from_numpy(cell).to(self.device), self.places, known, self.filled, self.index)
+        self.rect = Rows(R, L, sent(cell, self.device), self.places, known, self.filled, self.index)
         reads = before[:, None] + np.minimum(np.arange(L) + 1, lengths[:, None])
         self.most, self.memory = int(reads.max()), int(known.max(initial=0))
         self.own = Span(torch.zeros(R, L, dtype=torch.long), torch.from_numpy(reads))
