@@ -23,6 +23,8 @@ BUGS = {
          "network.context + 1 - len(continuation)", "network.context - len(continuation)"),
     ],
     "evaluation/harness.py": [
+        ("an error of the adapter is told as the harness's", HARNESS,
+         'name.startswith("tandem.")', 'name.startswith("lm_eval.tandem.")'),
         ("rolling likelihoods in the order of documents scored", HARNESS,
          "log_likelihoods[found.order]", "log_likelihoods[: len(found.order)]"),
         ("a stop string stays in the text", HARNESS,

@@ -2,6 +2,7 @@
 
 DECODER = "tests/networks/test_decoder.py"
 CACHE = "tests/nn/test_cache.py"
+FLEX = "tests/nn/test_flex.py"
 
 # fmt: off
 BUGS = {
@@ -22,6 +23,16 @@ BUGS = {
          "_less(dy, means)", "_less(dy, 0 * means)"),
         ("the last block of a triangle alone moves its queries", "tests/nn/test_attention.py",
          "dq[:, a:] += of_block", "dq[:, a:] = of_block"),
+    ],
+    "nn/flex.py": [
+        ("blocks of keys by queries are listed the other way", FLEX,
+         "kind.swapaxes(1, 2) for kind", "kind for kind"),
+        ("a block is full where a span begins or ends in it", FLEX,
+         "hi // BLOCK, lo < hi, Q, N) == BLOCK", "-(-hi // BLOCK), lo < hi, Q, N) == BLOCK"),
+        ("a span of nothing touches a block", FLEX,
+         "reads & (first < end)", "first < end"),
+        ("all rows have the blocks of the first", FLEX,
+         "np.arange(rows)[:, None] * of_queries", "np.zeros_like(np.arange(rows))[:, None]"),
     ],
     "nn/block.py": [
         ("no norm before attention", "tests/nn/test_block.py",
