@@ -89,12 +89,14 @@ class GestaltSession:
         closing = [row for row, token in enumerate(tokens) if token == network.end and self._lengths[row]]
         logits = self.logits.clone()
         if going:
-            logits[going] = self._read(going, [None] * len(going), [[tokens[row]] for row in going])
+            logits[sent(np.array(going), logits.device)] = self._read(
+                going, [None] * len(going), [[tokens[row]] for row in going]
+            )
         full = [row for row in going if self._lengths[row] == cap]
         self.forced += len(full)
         if ending := sorted([*closing, *full]):
             self._close(ending, None)
-            logits[ending] = self._read(ending, self._fronts(ending), [[]] * len(ending))
+            logits[sent(np.array(ending), logits.device)] = self._read(ending, self._fronts(ending), [[]] * len(ending))
         return logits
 
     @property

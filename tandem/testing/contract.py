@@ -5,20 +5,15 @@
             check(case)                      AssertionError with the reason, or nothing
 
 A check relies only on what `Network` promises, never on which network it tests.
-
-    EXACT   1e-9    same formula, other shapes or order of summation, in float64
-    FLOAT   1e-4    logits of a session, which are float32
 """
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tandem.corpus import Batch
 from tandem.export.weights import load_network, save_network
@@ -35,29 +30,9 @@ from tandem.testing.cases import (
     tasks,
     texts,
 )
+from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.testing.costs import check_cache, check_flops, check_parameters  # noqa: F401 - checks, as those below
-
-EXACT, FLOAT = 1e-9, 1e-4
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    """Raises: AssertionError naming `what`, where shapes differ or values differ by more than `tolerance`."""
-    if actual.shape != expected.shape:
-        raise AssertionError(f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-    off = (actual - expected).abs().max().item() if actual.numel() else 0.0
-    if not off <= tolerance:  # NaN is off, too
-        raise AssertionError(f"{what}: off by {off:.3g}, at most {tolerance:.0e} allowed")
-
-
-def same_gradients(actual: Network, expected: Network, what: str, own: Callable[[str], str | None] = str) -> None:
-    """Checks that gradients are equal; `own` maps the parameter names of `actual` to those of `expected`."""
-    theirs = dict(expected.named_parameters())
-    for name, parameter in actual.named_parameters():
-        if (other := own(name)) is not None:
-            actual_grad, expected_grad = parameter.grad, theirs[other].grad
-            assert actual_grad is not None and expected_grad is not None, f"{what}: {name} has no gradient"
-            close(actual_grad, expected_grad, EXACT, f"{what}: gradient of {name}")
-
+from tandem.testing.elsewhere import elsewhere, forked
 
 # ---- what a score may depend on -------------------------------------------------------------------------------------
 
@@ -137,6 +112,32 @@ def check_probabilities(case: Case) -> None:
     logits = network.session(1).prefill([text])
     assert logits.shape == (1, len(network.head)), f"a session's logits have shape {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"a session's logits are {logits.dtype}"
+
+
+def check_device(case: Case) -> None:
+    """On another device than the host's everything runs, and gives the same."""
+    forked(_on_another_device, case)
+
+
+def _on_another_device(case: Case) -> None:
+    here, batch, what = case.build(), case.pack(texts()), "on another device"
+    with elsewhere() as device:
+        there = case.build().to(device)
+        scores = there.score(batch.to(device))
+        assert scores.device == device, f"scores {what} are on {scores.device}"
+        close(scores.cpu(), here.score(batch), EXACT, f"scores {what}")
+        sessions = there.session(2), here.session(2)
+        logits = [session.prefill([[1, 2, 3, 4], [5, 6]]) for session in sessions]
+        for tokens in torch.tensor([[5, 7], [EOS, 3], [4, EOS], [2, 9]]):
+            assert logits[0].device == device, f"logits {what} are on {logits[0].device}"
+            close(logits[0].cpu(), logits[1], FLOAT, f"logits {what}")
+            sessions = tuple(session.fork(torch.tensor([1, 0])) for session in sessions)
+            logits = [session.step(tokens.to(x.device)) for session, x in zip(sessions, logits, strict=True)]
+        for task in tasks(case.network, settings=1):
+            batches = task.batches(texts())
+            loss = backward(there, task.objective, [batch.to(device) for batch in batches])
+            close(loss.cpu(), backward(here, task.objective, batches), EXACT, f"{task}: loss {what}")
+            same_gradients(there, here, f"{task} {what}")
 
 
 # ---- sessions -------------------------------------------------------------------------------------------------------
@@ -243,21 +244,6 @@ def check_half_precision(case: Case) -> None:
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
-
-
-def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
-    """Loss of one step over micro-batches, its gradients left on the parameters."""
-    counts: dict[str, int] = {}
-    for batch in batches:
-        for name, count in objective.count(network, batch).items():
-            counts[name] = counts.get(name, 0) + count
-    network.zero_grad()
-    total = torch.zeros((), dtype=torch.float64)
-    for batch in batches:
-        loss, _ = objective.loss(network, batch, counts)
-        loss.backward()
-        total += loss.detach()
-    return total
 
 
 def check_loss(case: Case) -> None:

@@ -18,7 +18,7 @@ from tandem.nn.moe import MixtureConfig
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import Case, document, halving, pack, texts
-from tandem.testing.contract import backward, same_gradients
+from tandem.testing.comparing import backward, same_gradients
 from tandem.testing.costs import check_flops
 from tandem.training.checkpoint import restore, save
 from tandem.training.optimiser import AdamW

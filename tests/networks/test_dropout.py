@@ -14,7 +14,7 @@ from tandem.networks.head_ffn import HeadFFN
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load, recipes
 from tandem.testing.cases import Case, document, pack
-from tandem.testing.contract import backward, same_gradients
+from tandem.testing.comparing import backward, same_gradients
 
 PLAIN = {"width": 16, "heads": 2, "depth": 2}
 PASSES = {**PLAIN, "passes": 3, "passes_min": None}

@@ -16,7 +16,7 @@ from tandem.objectives.prefix_lm import PrefixLM
 from tandem.objectives.span_corruption import SpanCorruption
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Task, cases, document, pack, packed, texts
-from tandem.testing.contract import backward
+from tandem.testing.comparing import backward
 from tandem.testing.costs import check_cache
 
 HOUSE = next(case for case in cases() if case.name == "encoder_decoder-house")

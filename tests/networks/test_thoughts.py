@@ -24,7 +24,7 @@ from tandem.nn.init import DECAYED, roles
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
-from tandem.testing.contract import EXACT, FLOAT, backward, close, same_gradients
+from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.testing.gestalt_loop import literal_loss, literal_sentence
 
 RAGGED = [[3, 1, 5, 2, 7, 4, 2], [2, 6, 3], [4], [1, 1, 7, 3, 2]]

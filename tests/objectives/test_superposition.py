@@ -15,7 +15,7 @@ from tandem.nn.head import nll_sums
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.superposition import WEIGHTS, Superposition, entropy, mean_embedding, slot_weights
 from tandem.testing.cases import VOCABULARY, Task, cases, document, pack, texts
-from tandem.testing.contract import EXACT, backward, close, same_gradients
+from tandem.testing.comparing import EXACT, backward, close, same_gradients
 
 TAKING = [case for case in cases() if not Superposition.refusal(case.network)]
 HOUSE = next(case for case in cases() if case.name == "decoder-house")

@@ -6,6 +6,8 @@ DROPOUT = "tests/networks/test_dropout.py"
 # fmt: off
 BUGS = {
     "networks/decoder.py": [
+        ("learned positions stay on the host", "device",
+         "index.to(x.device)", "index"),
         ("pads are read in decoding", "unequal_prompts",
          "starts = (self.pads[:, None]", "starts = (0 * self.pads[:, None]"),
         ("every step is at position 0", "decoding",

@@ -8,6 +8,8 @@ PREFIX_LM = "tests/objectives/test_prefix_lm.py"
 # fmt: off
 BUGS = {
     "networks/encoder_decoder.py": [
+        ("what opens a text stays on the host", "device",
+         "((places == 0) & prompted)[:, None].to(x.device)", "((places == 0) & prompted)[:, None]"),
         ("the encoder reads what it is asked for", "causality",
          "kinds = index < last + torch.as_tensor(reads_all).expand_as(starts).flatten(),", "kinds = index >= 0,"),
         ("a document sees the context of the one before", "documents",

@@ -185,6 +185,8 @@ BUGS = {
          "self._thoughts[t - n : t]", "self._thoughts[:n]"),
     ],
     "networks/gestalt_session.py": [
+        ("places of a session stay on the host", "device",
+         "sent(places, self.device)", "torch.from_numpy(places)"),
         ("a full sentence stays open",
          GESTALT + "::test_rows_stand_at_different_sentences_and_full_ones_are_closed",
          "if self._lengths[row] == cap", "if self._lengths[row] == cap + 1"),

@@ -47,6 +47,8 @@ BUGS = {
          "for block in blocks:", "for block in blocks[:1]:"),
     ],
     "nn/rope.py": [
+        ("positions stay on the host", "device",
+         "cls(positions_T.to(like.device)", "cls(positions_T"),
         ("pairs of the other kind", "tests/nn/test_rope.py",
          "x_BTHD.unflatten(-1, (-1, 2)).unbind(-1)", "x_BTHD.chunk(2, dim=-1)"),
         ("angles of half the width", "tests/nn/test_rope.py",
