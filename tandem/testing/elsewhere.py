@@ -117,8 +117,9 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not there and not is_there:
         return function(*args, **kwargs)
     written = args[0] if function._schema.name.endswith("_") else kwargs.get("out")
-    may_mix = not there or function in COPIES or (function in INDEXING and isinstance(args[0], _Elsewhere))
-    if not may_mix and any(x.ndim or x is written for x in tensors if not isinstance(x, _Elsewhere)):
+    checked = pytree.tree_leaves((args[0], args[2:])) if function in INDEXING else tensors
+    host = [x for x in checked if isinstance(x, Tensor) and not isinstance(x, _Elsewhere)]
+    if there and function not in COPIES and any(x.ndim or x is written for x in host):
         shapes = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in tensors)
         raise RuntimeError(f"{function}: tensors of two devices: {shapes}")
     if function is aten._fused_sdp_choice.default:
