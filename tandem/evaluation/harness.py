@@ -261,8 +261,8 @@ def _harness_may(work: str) -> Iterator[None]:
 
 def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
     # Else it would resample in one process per core, each a fork of a process with threads; it tells of that on stdout.
-    quietly = patch.dict(os.environ, DISABLE_MULTIPROC="1"), contextlib.redirect_stdout(sys.stderr)
-    with quietly[0], quietly[1], _harness_may("ask or score its items"):
+    alone, said = patch.dict(os.environ, DISABLE_MULTIPROC="1"), contextlib.redirect_stdout(sys.stderr)
+    with alone, said, _harness_may("ask or score its items"):
         found: Any = evaluate(lm=adapter, task_dict=loaded, limit=limit, bootstrap_iters=RESAMPLES)
     return [
         TaskResult(

@@ -145,7 +145,8 @@ class GestaltSession:
         M = self.network.config.memory
         kept = new.new_zeros(self.rows, M, new.shape[-1]) if held is None else held.clone()
         index, known = (sent(x, new.device) for x in (np.array(rows), self.known[rows]))
-        older = torch.where((known == M)[:, None, None], kept[index].roll(-1, dims=1), kept[index])
+        older = kept[index]
+        older = torch.where((known == M)[:, None, None], older.roll(-1, dims=1), older)
         older[torch.arange(len(rows), device=new.device), known.clamp_max(M - 1)] = new
         kept[index] = older
         return kept

@@ -16,10 +16,8 @@ from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
-from tandem.testing.comparing import backward, close, same_gradients
+from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.training.optimiser import AdamW
-
-FLOAT, EXACT = 1e-4, 1e-9
 
 
 def build(seed=0, **settings) -> DoubleDecoder:

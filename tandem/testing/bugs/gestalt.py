@@ -198,7 +198,7 @@ BUGS = {
          "token == network.end and self._lengths[row]", "token == network.end"),
         ("memory of a session drops the newest",
          GESTALT + "::test_a_session_closes_sentences_where_it_is_told_to",
-         "kept[index].roll(-1, dims=1)", "kept[index]"),
+         "older.roll(-1, dims=1)", "older"),
         ("a session of thoughts begins twice", "prompts",
          "bool(self.held.any())", "False"),
         ("forks share their open sentence", "fork",
