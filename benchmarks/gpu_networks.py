@@ -33,6 +33,7 @@ import tandem.networks  # noqa: F401 - registers them
 from tandem.corpus import IGNORE, Batch
 from tandem.corpus.prefixes import divided
 from tandem.networks.captured import CapturedSession
+from tandem.networks.cost import Parts
 from tandem.nn import measured
 from tandem.nn.head import compiled, nll_sums
 from tandem.objectives.superposition import Superposition
@@ -112,7 +113,7 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
             network = build(name, shape, vocabulary, T, passes_min=None)
             batch, parts = rows_of(vocabulary, rows, T), None
             if network.suffixes_only:  # it reads half of the row, and is asked for the other
-                batch, parts = divided(batch, torch.full_like(batch.starts, T // 2)), (T // 2, T - T // 2)
+                batch, parts = divided(batch, torch.full_like(batch.starts, T // 2)), Parts(T // 2, T - T // 2)
             cost = network.cost().training(T, parts=parts)
             flops = rows * sum(cost.values())
             model = flops - rows * cost["attention"] / 7  # 2 of 14 parts are scores computed again: not the model's

@@ -10,7 +10,8 @@
 A memory of zeros never occurs in training; one from another document has the right form and the wrong content. It is
 what the other document remembers when it is read by itself. The seed of a sentence carries the newest thought, too,
 made by a sentence that read another's memory, so memories are also exchanged with seeds off, and from the second newest
-thought on. Only tokens of sentence steps at which more than one document has a sentence are counted.
+thought on. Up to eight documents are read together; only tokens of sentence steps at which more than one of them has a
+sentence are counted.
 
 Source: Thought Gestalt (arXiv 2512.25026) shows gates by block over training; the rest is ours.
 Cost: the documents are scored eight times.
@@ -34,6 +35,9 @@ from tandem.networks.gestalt_blocks import MemoryBlock, MemoryRead
 from tandem.networks.gestalt_layout import PackedReader, keys_and_values
 from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
+
+TOGETHER = 8
+"""At most so many documents are read together, and exchange their memories."""
 
 Seen = Callable[[int, MemoryRead, Tensor, PackedReader], object]
 """Called with a block's index (from 0), its cross-attention, the input of that, (1, P, C), and its reader."""
@@ -138,7 +142,9 @@ def nats_per_token(
         counted = (scoring.index > 0) & (torch.tensor(batch.rows_at)[step] > 1) & (step > 0)
         nats, tokens = nats + float(nll[counted].sum()), tokens + int(counted.sum())
     if not tokens:
-        raise UserError("analysis.documents: no two documents have a second sentence; ask for more of them")
+        raise UserError(
+            "analysis.documents: of those read together, no two have a second sentence; ask for more of them"
+        )
     return nats / tokens
 
 
@@ -161,7 +167,8 @@ class Gates(Analysis):
         chosen = chosen_documents(store, self.config.documents, shortest=2)
         scorings = [
             ScoringBatch(s.batch.to(run.device.value), s.document, s.index)
-            for s in network.scoring(store, recipe.batch.context, recipe.evaluation.rows, chosen)
+            for group in np.array_split(chosen, -(-len(chosen) // TOGETHER))
+            for s in network.scoring(store, int(store.lengths[group].sum()), 1, group)
         ]
         use, unseeded = Use(network.config.memory), network.unseeded()
         own = nats_per_token(network, scorings, use=use)

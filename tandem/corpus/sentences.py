@@ -42,7 +42,7 @@ from tandem.corpus.store import Store, end_with_parent, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import Settings, UserError
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 1 << 16
 """Tokens that one process splits at a time."""
 

@@ -43,18 +43,22 @@ def splitter(name: str, weights: str | None, threshold: float | None) -> Callabl
 
 
 def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
-    """Cuts with pysbd, line by line. A line that pysbd changes (it loses characters that it uses as marks, and spaces
-    around runs of dots) is cut after `.`, `!` and `?` before white space instead."""
+    """Cuts with pysbd, line by line, without the white space around a line, which it would lose. A line that pysbd
+    changes otherwise (it loses characters that it uses as marks, and spaces around runs of dots) is cut after `.`, `!`
+    and `?` before white space instead."""
     segment = require("pysbd", "sentences").Segmenter(language="en", clean=False).segment
 
     def split(text: str) -> Pieces:
         pieces, by_pattern = [], 0
         for line in _LINE.findall(text):
-            bare = line.removesuffix("\n")
-            found = segment(bare) if bare.strip() and len(bare) <= LONGEST_LINE else [bare]
+            bare = line.strip()
+            before, after = line.split(bare, 1) if bare else (line, "")
+            found = segment(bare) if 0 < len(bare) <= LONGEST_LINE else [bare]
             if "".join(found) != bare or len(bare) > LONGEST_LINE:
                 found, by_pattern = _SENTENCE_END.split(bare), by_pattern + 1
-            pieces += [*found[:-1], found[-1] + line[len(bare) :]]
+            found[0] = before + found[0]
+            found[-1] += after
+            pieces += found
         return pieces, by_pattern
 
     return lambda texts: map(split, texts)

@@ -7,7 +7,16 @@ One multiply-add is two FLOPs; training is three times the forward for matrix pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+
+class Parts(NamedTuple):
+    """A row of which only the end is trained on: tokens before it, and in it."""
+
+    context: int
+    generated: int
+    continued: bool = True
+    """False where that end restores what was cut out of the tokens before it."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +33,8 @@ class Cost:
     prefill_linear, prefill_pairs: those of a prompt, where they differ from `linear` and `pairs`.
     held_back: tokens at the end of a prompt that a session leaves out of its prefill, because the first logits come
         from a decoded token: the prompt's last (1) or one of the network's own (0); None: the prefill gives logits.
-    divided: multiply-adds of all blocks and pairs of all queries in training on a document of so many tokens of
-        context and so many generated ones, where context is read differently from the rest.
+    divided: multiply-adds of all blocks and pairs of all queries in training on a document of such `Parts`, where
+        context is read differently from the rest.
     """
 
     parameters: dict[str, int]
@@ -40,7 +49,7 @@ class Cost:
     prefill_linear: int | None = None
     prefill_pairs: Callable[[int], int] | None = None
     held_back: int | None = None
-    divided: Callable[[int, int], tuple[int, int]] | None = None
+    divided: Callable[[Parts], tuple[int, int]] | None = None
 
     once: ClassVar[int | property] = 0
 
@@ -49,20 +58,20 @@ class Cost:
         return sum(self.parameters.values())
 
     def training(
-        self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
+        self, context: int, documents: Sequence[int] | None = None, parts: Parts | None = None
     ) -> dict[str, int]:
         """FLOPs by part to train on one row of `context` tokens, cut into `documents` (lengths; None: one).
 
-        parts: where only the end of a row is trained on, the tokens before it and in it; None: all are trained on.
+        parts: where only the end of a row is trained on; None: all of it.
         """
         linear = context * (self.linear if self.training_linear is None else self.training_linear)
         pairs = sum(self.pairs(n) for n in documents or [context])
         if parts and self.divided is not None:
-            linear, pairs = self.divided(*parts)
+            linear, pairs = self.divided(parts)
         return {
             "linear": round(6 * linear),
             "attention": round(14 * self.passes * self.pair * pairs),
-            "head": 6 * self.head * (parts[1] if parts else context),
+            "head": 6 * self.head * (parts.generated if parts else context),
         }
 
     def prefill(self, n: int) -> int:

@@ -227,7 +227,7 @@ class DoubleDecoder(Network):
 
     @classmethod
     def drawing(cls, config: Config, starts: list[int]) -> list[tuple[str, Span, int]]:
-        s = torch.tensor([starts])
+        s = torch.tensor([starts if config.document_mask else [0] * len(starts)])
         # A key whose splits make an instructive picture
         own, latents = block_spans(s, training_blocks(config.partition, s, key=131), config.sink)
         titles = "tokens that the context stack reads", "own tokens", "latents that the generation stack reads"

@@ -283,7 +283,8 @@ class DoubleDecoderSession:
         if len(context.pads) != self.rows:
             raise ValueError(f"a session of {self.rows} rows takes no context of {len(context.pads)}")
         self._begin(context.pads)
-        self.context_caches.caches = [cache.fork() for cache in context.caches or self.context_caches.caches]
+        if self.keep == "extendable":
+            self.context_caches.caches = [cache.fork() for cache in context.caches]
         self._work(self.network.generation_stack)
         latents = context.latents.to(self.network.generation_stack.device)
         self.latents = None if self.keep == "generation" else latents

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tandem.corpus import Batch, generated_from, start_of_generation
-from tandem.networks.cost import Cost
+from tandem.networks.cost import Cost, Parts
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Ids, Network, aligned, columns_of, opening, padded
 from tandem.nn.attention import Source, attend, plan_attention
@@ -192,10 +192,11 @@ class EncoderDecoder(Network):
         reads = bool(c.encoder_layers)
         more = int(reads and self.first is not None)  # what generation starts from is not a token of the text
 
-        def divided(context: int, tokens: int) -> tuple[int, int]:
+        def divided(parts: Parts) -> tuple[int, int]:
+            context, tokens, continued = parts
             if not reads:
                 context, tokens = 0, context + tokens
-            else:
+            elif continued:
                 context += more
             pairs = c.encoder_layers * context**2 + c.decoder_layers * tokens * (2 * context + tokens + 1) // 2
             return reading * context + c.decoder_layers * generated * tokens, pairs
@@ -205,7 +206,7 @@ class EncoderDecoder(Network):
             linear=c.decoder_layers * generated,
             head=self.vocabulary * c.width,
             pair=c.heads * D,
-            pairs=lambda n: divided(0, n)[1],
+            pairs=lambda n: divided(Parts(0, n))[1],
             keys=lambda n: c.decoder_layers * (n + 1 + more),
             cache=lambda n: 2 * c.decoder_layers * G * D * (n + more),
             prefill_linear=reading if reads else None,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.networks.cost import Cost
+from tandem.networks.cost import Cost, Parts
 from tandem.nn.block import mlp_work
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class GestaltCost(Cost):
     # ---- training -------------------------------------------------------------------------------------------------
 
     def training(
-        self, context: int, documents: Sequence[int] | None = None, parts: tuple[int, int] | None = None
+        self, context: int, documents: Sequence[int] | None = None, parts: Parts | None = None
     ) -> dict[str, int]:
         """FLOPs of one row of `context` tokens, each document one stream; all of it is trained on."""
         assert parts is None, "sentences have no break points"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tandem.corpus import Batch, generated_from
-from tandem.networks.cost import Cost
+from tandem.networks.cost import Cost, Parts
 from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
 from tandem.networks.network import Ids, Network
 from tandem.nn.spans import Span, causal
@@ -70,9 +70,9 @@ class PrefixDecoder(Decoder):
     def cost(self) -> Cost:
         plain = super().cost()
 
-        def divided(context: int, tokens: int) -> tuple[int, int]:
-            n = context + tokens
-            return plain.linear * n, plain.pairs(n) + context * (context + 1) // 2
+        def divided(parts: Parts) -> tuple[int, int]:
+            m, n = parts.context, parts.context + parts.generated
+            return plain.linear * n, plain.pairs(n) + m * (m + 1) // 2
 
         return replace(plain, prefill_pairs=lambda n: n * n, divided=divided)
 

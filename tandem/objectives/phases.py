@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tandem.corpus import Batch, View
-from tandem.networks.cost import Cost
+from tandem.networks.cost import Cost, Parts
 from tandem.recipe import UserError
 
 
@@ -29,8 +29,8 @@ class Phase:
     """True if the learning-rate schedule restarts."""
     redraws: bool = False
     """True if the token table and the head are reinitialised."""
-    parts: tuple[int, int] | None = None
-    """Where only the end of a text has targets: mean tokens of a row before that end, and in it."""
+    parts: Parts | None = None
+    """Where only the end of a text has targets: mean tokens of a row."""
 
     def flops(self, cost: Cost, steps: int) -> int:
         """Training FLOPs of `steps` of its steps."""

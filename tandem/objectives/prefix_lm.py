@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tandem.corpus import Batch, PackedRows, PrefixRows
 from tandem.corpus.prefixes import Scope
+from tandem.networks.cost import Parts
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken, asked_loss
 from tandem.objectives.phases import Phase, require_reached, whole_steps
@@ -75,7 +76,7 @@ class PrefixLM(NextToken):
         if self.first is not None and (since := whole_steps(c.since or 0, steps)):
             found = self.first.phases(rows, steps)
             rows = rows.from_token(found[-1].view.read(since))
-        return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=(T // 2, T - T // 2))]
+        return [*found, Phase(since, PrefixRows(rows, c.scope, c.shared), parts=Parts(T // 2, T - T // 2))]
 
     def require(self, steps: int) -> None:
         """Raises: UserError where a run of `steps` steps would end before prefix LM begins."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tandem.corpus import Batch, CorruptedRows, Corruption, PackedRows
 from tandem.corpus.corruption import Sampler
+from tandem.networks.cost import Parts
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken, asked_loss
 from tandem.objectives.phases import Phase
@@ -56,7 +57,7 @@ class SpanCorruption(NextToken):
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         c = self.config
         view = CorruptedRows(rows, Corruption(c.density, c.span, c.sentinels, c.sampler))
-        return [Phase(0, view, note="texts with gaps alone", parts=view.parts)]
+        return [Phase(0, view, note="texts with gaps alone", parts=Parts(*view.parts, continued=False))]
 
     def loss(self, network: Any, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         return asked_loss(network, batch, counts, head=network.head_with_sentinels)

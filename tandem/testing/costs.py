@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tandem.networks.cost import Parts
 from tandem.testing.cases import CONTEXT, EOS, Case, document
 
 
@@ -28,7 +29,7 @@ def check_flops(case: Case) -> None:
         loss = network.nll(hidden[:, begin:], batch.targets[:, begin:])[0]
         torch.stack([loss, *(term for term in extra.values() if term.requires_grad)]).sum().backward()
 
-    expected = cost.training(n, parts=(begin, n - begin) if begin else None)
+    expected = cost.training(n, parts=Parts(begin, n - begin) if begin else None)
     matrices, attention = _flops(backpropagate)
     head = 6 * (n - begin) * cost.head  # of the targets here; in training a network may also predict sentence ends
     assert expected["head"] >= head, f"cost says {expected['head']:,} training FLOPs of the head, {head:,} are needed"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def page(run: "Run", speed: Speed) -> dict[str, str]:
     """The plan by line title."""
     recipe, cost = run.recipe, run.cost
-    batch = recipe.batch
+    batch, seconds = recipe.batch, speed.seconds(run.flops(run.steps))
     written = {key: value.strip('"') for key, value, _ in recipe.table() if value != "null"}
     options = {key: value for key, value in written.items() if key.startswith("network.")}
     name = options.pop("network.name")
@@ -38,8 +38,8 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per position = {by_part}",
         "budget": f"{recipe.budget} = {_phases(run)}"
         f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",
-        "time": f"about {clock(speed.seconds(run.flops(run.steps)) + speed.start_seconds)} at "
-        f"{scaled(run.tokens(1) / speed.seconds(run.flops(1)))} tokens/s, evaluation apart ({COUNTED} steps measured)",
+        "time": f"about {clock(seconds + speed.start_seconds)} at "
+        f"{scaled(run.tokens(run.steps) / seconds)} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
 
@@ -80,11 +80,12 @@ def _sources(run: "Run") -> str:
 
 
 def _phases(run: "Run") -> str:
-    """Steps by phase, and the positions that the network computes where their number is not that of the tokens."""
-    parts = [
-        f"{counted(steps, 'steps')} of {run.tokens(phase.first + 1) - run.tokens(phase.first):,} tokens"
-        + (f" ({phase.note})" if phase.note else "")
-        for phase, steps in run.view.before(run.steps)
-    ]
-    latent = run.view.positions(run.steps)
-    return " + ".join(parts) + (f" = {scaled(latent)} positions" if latent != run.tokens(run.steps) else "")
+    """Steps by phase with the mean of their tokens, and the positions that the network computes where their number is
+    not that of the tokens, of which streams may lack a part of a step."""
+    parts = []
+    for phase, steps in run.view.before(run.steps):
+        tokens = (run.tokens(phase.first + steps) - run.tokens(phase.first)) / steps
+        parts.append(f"{counted(steps, 'steps')} of {tokens:,.0f} tokens" + (f" ({phase.note})" if phase.note else ""))
+    latent, of_a_step = run.view.positions(run.steps), run.view.positions(1)
+    is_text = abs(latent - run.tokens(run.steps)) < of_a_step
+    return " + ".join(parts) + ("" if is_text else f" = {scaled(latent)} positions")

@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from typed import tandem
 
+from tandem.analysis.analysis import chosen_documents
 from tandem.analysis.gates import Gates, Use, nats_per_token, watched
 from tandem.corpus import ScoringBatch
 from tandem.corpus.given import GivenTexts
@@ -100,9 +101,9 @@ def test_counted_are_tokens_of_later_sentences_that_two_documents_have(network):
 
 def analysed(network, given, start=None, step=4, points=()) -> dict[str, Any]:
     """The record of a run that stands at `step` of those at which `points` were measured."""
-    recipe = SimpleNamespace(batch=SimpleNamespace(context=CONTEXT), evaluation=SimpleNamespace(rows=100))
+    recipe = SimpleNamespace(start=SimpleNamespace(run=start))
     run: Any = SimpleNamespace(network=network, recipe=recipe, device=SimpleNamespace(value="cpu"))
-    recipe.start, run.progress = SimpleNamespace(run=start), SimpleNamespace(step=step)
+    run.progress = SimpleNamespace(step=step)
     run.corpus = SimpleNamespace(validation=GivenTexts(given, VOCABULARY))
     analysis: Any = Gates(Gates.Config())
     analysis.folder = SimpleNamespace(records=lambda kind: points)
@@ -124,6 +125,21 @@ def test_a_record_says_what_each_exchange_costs_and_shares_by_age(network):
         total, n = use.increments[layer]
         assert record["attention_by_age"][str(layer + 1)] == pytest.approx(mass / use.queries[layer])
         assert record["increment"][str(layer + 1)] == pytest.approx(total / n)
+
+
+def test_documents_of_any_length_exchange_memories_among_at_most_eight():
+    """Whatever a batch of the recipe holds: eleven documents of 40 tokens are read as six and five."""
+    network = Case("", Gestalt, Gestalt.tiny()["alternate"]).build()
+    given = texts([[4] * 10] * 11)
+    chosen = chosen_documents(GivenTexts(given, VOCABULARY), None, shortest=2)
+    found = [nats_per_token(network, scorings(network, [given[i] for i in part])) for part in (chosen[:6], chosen[6:])]
+    record = analysed(network, given)
+    assert record["nats_per_token"] == pytest.approx((6 * found[0] + 5 * found[1]) / 11)
+    exchanged = [
+        nats_per_token(network, scorings(network, [given[i] for i in part]), 1) for part in (chosen[:6], chosen[6:])
+    ]
+    cost = (6 * exchanged[0] + 5 * exchanged[1]) / 11 - record["nats_per_token"]
+    assert record["cost_of_exchange"]["all"] == pytest.approx(cost, abs=1e-6) and abs(cost) > 1e-5
 
 
 @torch.no_grad()

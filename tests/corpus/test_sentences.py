@@ -68,6 +68,15 @@ def test_sentences_tile_every_document_and_decode_to_its_text(store):
     assert len(found.document(4)) > 4 and found.manifest.counts["cut"] == 1
 
 
+def test_white_space_around_a_line_is_no_part_of_what_is_cut():
+    """WikiText's lines all begin with a space."""
+    text = " Mr. Smith left. He ran.\n \n\t\u3000St. Paul fell. \n \n  It is 3.5 m. "
+    ((pieces, by_pattern),) = splitter("rules", None, None)([text])
+    assert "".join(pieces) == text and by_pattern == 0
+    cut = ["Mr. Smith left.", "He ran.", "St. Paul fell.", "It is 3.5 m."]
+    assert [piece.strip() for piece in pieces if piece.strip()] == cut
+
+
 def test_lines_that_pysbd_changes_are_cut_by_the_pattern_instead():
     ((pieces, by_pattern),) = splitter("rules", None, None)(["Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd"])
     assert "".join(pieces) == "Fine. Good.\nIt ☉ is. And . . . so? 3.5 on.\n\nEnd" and by_pattern == 1

@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounter
 
 from tandem.corpus import IGNORE, Batch, CorruptedRows, Corruption, PrefixRows
 from tandem.corpus.corruption import in_one_row
+from tandem.networks.cost import Parts
 from tandem.networks.decoder import Decoder
 from tandem.networks.encoder_decoder import EncoderDecoder, divide
 from tandem.nn.spans import readable
@@ -333,7 +334,7 @@ def test_flops_of_the_papers_ledger(C):
     given = {"width": C, "heads": C // 64, "mlp": "gelu_tanh", "sentinels": 0}
     with torch.device("meta"):
         network = EncoderDecoder(EncoderDecoder.Config(encoder_layers=8, decoder_layers=4, **given), 32_766, 2048)
-    training = network.cost().training(2048, parts=(T_in, T_out))
+    training = network.cost().training(2048, parts=Parts(T_in, T_out))
     assert training["linear"] == L * (52 * T_in + 28 * T_out) * C**2
     paper = training["linear"] + L * (4 * T_out**2 + 4 * T_in * T_out + 8 * T_in**2) * C
     ratio = paper / (L * (72 * 2048 * C**2 + 12 * 2048**2 * C))
@@ -343,9 +344,19 @@ def test_flops_of_the_papers_ledger(C):
     assert training["head"] == 6 * 32_766 * C * T_out
 
 
+@pytest.mark.parametrize("start", ["last_token", "bos", 5])
+def test_only_a_prompt_costs_its_last_token_twice(start):
+    """Pieces that were cut out start from an id of their own, whatever a text after a prompt starts from."""
+    case = next(case for case in cases() if case.name == "encoder_decoder-house")
+    cost = replace(case, config=case.config.model_copy(update={"start": start})).build().cost()
+    cut, prompt = (cost.training(48, parts=Parts(36, 12, continued)) for continued in (False, True))
+    assert cut == case.build().cost().training(48, parts=Parts(36, 12))
+    assert (prompt == cut) == (start == "last_token")
+
+
 def test_prefix_lm_pays_for_the_heads_that_are_asked():
     plain = decoder_on_meta("decoder/1m").cost()
-    all_asked, half = plain.training(256), plain.training(256, parts=(128, 128))
+    all_asked, half = plain.training(256), plain.training(256, parts=Parts(128, 128))
     assert (half["linear"], half["attention"], 2 * half["head"]) == tuple(all_asked.values())
 
 
@@ -360,7 +371,7 @@ def test_a_prompt_read_in_both_directions_is_read_so_and_the_rest_causally():
         read = (grad.abs().amax(-1) > 0)[0].nonzero()[:, 0].tolist()
         assert read == list(range(max(i, 4) + 1))
     pairs = sum(max(i, 4) + 1 for i in range(12))
-    assert network.cost().divided(4, 8)[1] == pairs and network.cost().prefill_pairs(5) == 25
+    assert network.cost().divided(Parts(4, 8))[1] == pairs and network.cost().prefill_pairs(5) == 25
     ((_, drawn, keys),) = case.network.drawing(case.config, [0] * 12)  # the first six are the prompt
     assert torch.equal(readable(drawn, keys)[0].sum(-1), torch.arange(12).clamp_min(5) + 1)
     other = next(case for case in cases() if case.name == "decoder-house").build(seed=3)

@@ -13,7 +13,7 @@ from tandem.networks.double_decoder import BlockReader, DoubleDecoder, Mixing
 from tandem.networks.double_decoder_session import APART, CachedStack
 from tandem.nn.attention import Source, attend
 from tandem.nn.moe import MixtureConfig
-from tandem.nn.spans import Span, causal
+from tandem.nn.spans import Span, causal, readable
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
@@ -54,6 +54,18 @@ def blocks_at(boundaries, length):
 
 
 # ---- who reads what -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_a_picture_shows_what_training_reads(document_mask):
+    network = build(document_mask=document_mask, context_layers=1, generation_layers=1)
+    text, starts = torch.tensor([document(12, 1)]), [0] * 7 + [7] * 5
+    context, own, latents = (readable(span, n)[0] for _, span, n in DoubleDecoder.drawing(network.config, starts))
+    x = network.embed(text).detach().requires_grad_()
+    hidden, _ = network(x, Batch(text, text, torch.tensor([starts]), key=131))
+    for i in range(12):
+        (gradient,) = torch.autograd.grad(hidden[0, i].square().sum(), x, retain_graph=True)
+        assert torch.equal(gradient[0].abs().amax(-1) > 0, own[i] | context[latents[i]].any(0))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -286,6 +298,12 @@ def test_a_commit_leaves_what_forks_share():
     close(fork.step(token), alone.step(token), FLOAT, "a token after the other's commit")
 
 
+def extendable_context(network, prompts):
+    session = network.session(len(prompts), keep="extendable")
+    session.prefill(prompts)
+    return session.context()
+
+
 @pytest.mark.parametrize("made", [build, authors])
 @pytest.mark.parametrize("lengths", [(9, 5), (6, 1)])
 @pytest.mark.parametrize("keep", ["latents", "extendable"])
@@ -301,6 +319,9 @@ def test_latents_alone_bring_a_context_back(keep, lengths, made):
     if keep == "extendable":
         more = torch.tensor([[5, 6, 7], [8, 9, 10]])
         close(other.extend(more), session.extend(more), 1e-5, "reloaded and extended")
+    else:
+        closed = network.session(2, keep=keep).reload(extendable_context(network, prompts))
+        assert closed.bytes == network.session(2, keep=keep).reload(context).bytes
 
 
 def test_what_a_session_does_not_hold_is_refused_by_name():

@@ -69,6 +69,25 @@ def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
     assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
 
 
+def test_steps_of_unequal_streams_are_told_by_their_mean(small_corpus):
+    recipe = load("gestalt/tiny", [*small_corpus, "budget=12 steps"])
+    run = Run(recipe, prepare(recipe.corpus))
+    told, tokens = page(run, Speed(0.5, 10.0, 3 << 29, run.flops(1))), run.tokens(12)
+    assert tokens != 12 * run.tokens(1) and tokens != run.view.positions(12)
+    shown = f"{tokens / 1000:.3g} k tokens"
+    assert told["budget"] == f"12 steps = 12 steps of {tokens / 12:,.0f} tokens = {shown} = {run.flops(12):.2e} FLOP"
+    assert f" at {tokens / 6:.3g} tokens/s" in told["time"].replace(" k tokens", "e+03 tokens")
+
+
+def test_positions_are_told_where_they_are_not_tokens(small_corpus):
+    bags = ["objective={name: superposition, bag: 2, until: 1}", "budget=8 steps"]
+    recipe = load("decoder/tiny", [*small_corpus, *bags])
+    told = page(run := Run(recipe, prepare(recipe.corpus)), Speed(0.5, 10.0, 3 << 29, 1))
+    step = run.view.positions(1)
+    assert run.tokens(8) == 9 * step and f"1 step of {2 * step:,} tokens" in told["budget"]
+    assert " positions = " in told["budget"]
+
+
 @pytest.mark.parametrize("name", [name for name in recipes() if name.endswith("tiny")])
 def test_a_small_recipe_can_be_planned_and_is_told_as_it_is_written(name, small_corpus):
     recipe = load(name, small_corpus)

@@ -92,6 +92,8 @@ BUGS = {
     "analysis/gates.py": [
         ("memories of another sentence step are exchanged", GATES,
          "step = np.where(filled > 0, reading[windows[np.arange(len(filled)), filled - 1]], 0)", "step = filled"),
+        ("each document is read by itself", GATES,
+         "np.array_split(chosen, -(-len(chosen) // TOGETHER))", "[[i] for i in chosen]"),
         ("nothing is exchanged", GATES,
          "other[same] = np.roll(same, -1)", "other[same] = same"),
         ("what is exchanged was made under the exchange", GATES,
