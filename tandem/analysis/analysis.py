@@ -8,6 +8,7 @@ record = Mine(Mine.Config()).measure(run)  # numbers that JSON can hold
 Mine(Mine.Config()).draw(record, axes)     # of matplotlib
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,13 +61,14 @@ class Sums(dict[Any, tuple[float, int]]):
         return {name: total / count if count else None for name, (total, count) in self.items()}
 
 
-def chosen_documents(store: Store, number: int | None, shortest: int) -> list[int]:
-    """At most `number` documents (None: all) of at least `shortest` tokens, ends included, in one fixed shuffled order.
+def chosen_documents(store: Store, number: int | None, shortest: int, order: Sequence[int] | None = None) -> list[int]:
+    """At most `number` documents (None: all) of at least `shortest` tokens, ends included, in one fixed shuffled order,
+    or in the one that is given.
 
     Raises: UserError where there are none.
     """
-    order = shuffled(len(store), SUBSET, 0)  # of all sources of a mixture
-    found = order[store.lengths[order] >= shortest][:number].tolist()
+    places = shuffled(len(store), SUBSET, 0) if order is None else np.array(order)  # of all sources of a mixture
+    found = places[store.lengths[places] >= shortest][:number].tolist()
     if not found:
         raise UserError(
             f"analysis.tokens: no document has the {shortest} tokens that this takes; the longest has "

@@ -8,8 +8,11 @@ shuffled pairs, the floor below which nothing can be seen. Rare ids form one cla
 
     C + a d^k is fitted;  slot i of a bag weighs i^k     objective.weights: fitted has k = -1.25, as found in DCLM
 
-C is left over from the finite sample, and is not interpreted. Cost: one pass over the pairs of each distance for the
-estimate, one for the floor, and one for each resample.
+C is left over from the finite sample, and is not interpreted. The interval of k is Student's, from the fits without
+each of a few groups of documents in turn (a jackknife). In a bootstrap, documents that are drawn twice would add pairs,
+but no new cells, so that the correction falls short, and every resample lies to one side of the estimate.
+
+Cost: one pass over the pairs of each distance for the estimate, one for the floor, and one for each group left out.
 Source: Token Superposition Training (arXiv 2605.06546), figure 7; estimator, sample and classes are ours.
 Shapes: N pairs, M classes, K distances, D documents.
 """
@@ -20,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents
-from tandem.corpus import Store
+from tandem.corpus import Order
 from tandem.objectives.superposition import EXPONENT
 from tandem.recipe import Settings, register, require
 from tandem.training.run import Run
@@ -51,14 +54,15 @@ class MutualInformation(Analysis):
         """How many of the most frequent ids are a class each; all others form one more."""
         longest: int = Field(128, ge=4)
         """The longest distance; measured are all up to 16, then 16 more, evenly spaced in their logarithm."""
-        resamples: int = Field(20, ge=0)
-        """Resamples of the documents for the interval of the exponent; 0, or a single document: no interval."""
+        groups: int = Field(20, ge=0)
+        """Groups of documents, each left out once for the interval of the exponent; below 2, or with a single document:
+        no interval."""
         slots: int = Field(8, ge=1)
         """Slots of the bag for which weights are suggested."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         c = self.config
-        ids, document = _text(run.corpus.train, c.tokens)
+        ids, document = _text(Order(run.corpus.train, run.recipe.seed), c.tokens)
         classes = _classes(ids, c.classes)
         lengths = np.bincount(document)
         distances = [d for d in distances_to(c.longest) if d < lengths.max()]
@@ -66,17 +70,19 @@ class MutualInformation(Analysis):
         found = [information(classes, document, d) for d in distances]
         floor = [information(classes, document, d, shuffled=draw) for d in distances]
         law = fit(distances, found)
-        exponents = []
-        for _ in range(c.resamples if len(lengths) > 1 else 0):  # resamples of one document are all alike
-            weights = np.bincount(draw.integers(len(lengths), size=len(lengths)), minlength=len(lengths))
-            within = [d for d in distances if d < lengths[weights > 0].max()]  # the longest may not be drawn
-            exponents.append(fit(within, [information(classes, document, d, weights) for d in within]).exponent)
-        low, high = np.quantile(exponents, [0.025, 0.975]).tolist() if exponents else (None, None)
+        exponents, groups = [], min(c.groups, len(lengths))
+        group = draw.permutation(len(lengths)) % max(1, groups)
+        for g in range(groups if groups > 1 else 0):
+            left = group[document] != g
+            within = [d for d in distances if d < lengths[group != g].max()]  # the longest may be left out
+            exponents.append(fit(within, [information(classes[left], document[left], d) for d in within]).exponent)
+        half = interval_of_jackknife(exponents) if exponents else None
         return {
             "tokens": len(ids),
             "documents": len(lengths),
             **{"law_floor": law.floor, "law_scale": law.scale, "law_exponent": law.exponent},
-            **{"exponent_low": low, "exponent_high": high},
+            "exponent_low": None if half is None else law.exponent - half,
+            "exponent_high": None if half is None else law.exponent + half,
             "weights": [round(slot**law.exponent, 6) for slot in range(1, c.slots + 1)],
             "distance": distances,
             "information": found,
@@ -106,7 +112,6 @@ def information(
     classes: np.ndarray,
     document: np.ndarray,
     distance: int,
-    weights: np.ndarray | None = None,
     shuffled: np.random.Generator | None = None,
 ) -> float:
     """Mutual information, nats, of classes `distance` apart in one document.
@@ -114,7 +119,6 @@ def information(
     Args:
         classes: (N,) from 0, one for each token.
         document: (N,) the document of each token, non-decreasing.
-        weights: (D,) how often each document counts; once if not given.
         shuffled: takes the second token of each pair from another pair.
     """
     kept = document[:-distance] == document[distance:]
@@ -122,8 +126,7 @@ def information(
     if shuffled is not None:
         second = shuffled.permutation(second)
     size = int(classes.max()) + 1
-    counted = None if weights is None else weights[document[distance:][kept]]
-    joint = np.bincount(first * size + second, counted, minlength=size * size).reshape(size, size)
+    joint = np.bincount(first * size + second, minlength=size * size).reshape(size, size)
     pairs, cells = joint.sum(), (joint > 0).sum()
     p, q = joint.sum(1) / pairs, joint.sum(0) / pairs
     a, b = joint.nonzero()
@@ -144,15 +147,23 @@ def fit(distances: list[int], found: list[float]) -> PowerLaw:
     return PowerLaw(*solved.x.tolist())
 
 
-def _text(store: Store, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of whole documents without their ends, and the number of each id's document, from 0.
+def interval_of_jackknife(estimates: list[float]) -> float:
+    """Half the width of a 95 % interval, from the estimates without each group in turn."""
+    n, t = len(estimates), require("scipy.stats", "statistics").t
+    return float(t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(estimates - np.mean(estimates)).sum()))
 
-    Each document has pairs at the first four distances, so that every resample has enough of them to fit a power law.
+
+def _text(order: Order, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of whole documents without their ends, as a run reads them until a source is used up; and the number of each
+    id's document, from 0.
+
+    Each document has pairs at the first four distances, so that any of them are enough to fit a power law.
     """
-    order = np.array(chosen_documents(store, None, shortest=6))
-    order = order[: int(np.searchsorted((store.lengths[order] - 1).cumsum(), tokens)) + 1]
-    ids = np.concatenate([store.document(d)[:-1] for d in order]).astype(np.int64)
-    return ids, np.repeat(np.arange(len(order)), store.lengths[order] - 1)
+    store, (read, _) = order.store, order.documents(0, order.once)
+    found = np.array(chosen_documents(store, None, 6, [*dict.fromkeys(read.tolist())]))
+    found = found[: int(np.searchsorted((store.lengths[found] - 1).cumsum(), tokens)) + 1]
+    ids = np.concatenate([store.document(d)[:-1] for d in found]).astype(np.int64)
+    return ids, np.repeat(np.arange(len(found)), store.lengths[found] - 1)
 
 
 def _classes(ids: np.ndarray, classes: int) -> np.ndarray:

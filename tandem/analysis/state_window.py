@@ -40,8 +40,11 @@ class StateWindow(Analysis):
         c, store = self.config, run.corpus.validation
         network: Any = run.network  # has the attribute that `asks` names
         tokens = c.tokens or min(2048, run.recipe.batch.context)
-        if c.window >= tokens - 1:
-            raise UserError(f"analysis.window = {c.window}: it cuts nothing of {tokens} tokens; ask for a smaller one")
+        if c.window >= min(tokens - 1, tokens if network.config.reach is None else network.config.reach):
+            raise UserError(
+                f"analysis.window = {c.window}: it cuts nothing of what this network reads of {tokens} tokens; ask for "
+                "a smaller one"
+            )
         require("scipy.signal", "statistics")  # `smoothed` needs it, after the work
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []

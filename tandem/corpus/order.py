@@ -117,6 +117,11 @@ class Order:
         """The documents of one epoch of the first source, in order; without shares, that is the whole store."""
         return self.sources[0].epoch(number)
 
+    @property
+    def once(self) -> int:
+        """Tokens of the stream until the first source is used up."""
+        return min(math.floor(source.tokens / share) for source, share in zip(self.sources, self.shares, strict=True))
+
     def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents that cover the stream positions start .. stop-1.
 

@@ -278,13 +278,14 @@ class DoubleDecoderSession:
     @torch.inference_mode()
     def reload(self, context: Context) -> "DoubleDecoderSession":
         """Returns to where `context` was taken, before the first token of a block; costs 4 L_g G D C FLOPs a token."""
-        if self.keep == "extendable" and context.caches is None:
+        caches = context.caches if self.keep == "extendable" else ()
+        if caches is None:
             raise ValueError("keep 'extendable': this context cannot grow; take it from a session that is extendable")
         if len(context.pads) != self.rows:
             raise ValueError(f"a session of {self.rows} rows takes no context of {len(context.pads)}")
         self._begin(context.pads)
-        if self.keep == "extendable":
-            self.context_caches.caches = [cache.fork() for cache in context.caches]
+        if caches:
+            self.context_caches.caches = [cache.fork() for cache in caches]
         self._work(self.network.generation_stack)
         latents = context.latents.to(self.network.generation_stack.device)
         self.latents = None if self.keep == "generation" else latents

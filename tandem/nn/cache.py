@@ -34,6 +34,8 @@ class Cache:
     def append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Stores T entries; returns views (B, G, N, D) of all entries that their queries may read, oldest first."""
         T = k_BGTD.shape[2]
+        if self.window is not None and self.window < T:
+            return self._take_end(k_BGTD, v_BGTD, self.window)
         if self.window is not None:
             self.start = max(self.start, self.end - self.window)
         if self.kv is None or self.end + T > self.kv.shape[3]:
@@ -69,6 +71,15 @@ class Cache:
             return Cache(self.window)
         held = rows_of_state(self.held[:, :, :, :entries], rows, dim=1)
         return Cache(self.window, held, 0, held.shape[3])
+
+    def _take_end(self, k_BGTD: Tensor, v_BGTD: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Stores no more than the end of a prompt that is longer than the ring."""
+        if self.held is not None:
+            k_BGTD, v_BGTD = (torch.cat(pair, dim=2) for pair in zip(self.held, (k_BGTD, v_BGTD), strict=True))
+        first = k_BGTD.shape[2] - window
+        self.kv = torch.stack((k_BGTD[:, :, first:], v_BGTD[:, :, first:]))
+        self.start, self.end = 0, window
+        return k_BGTD, v_BGTD
 
     def _make_room(self, like_BGTD: Tensor, T: int) -> None:
         held = self.end - self.start

@@ -41,12 +41,14 @@ class Linear(nn.Linear):
 
 
 class Experts(nn.Module):
-    """E matrices of one shape as one parameter, (E, outputs, inputs)."""
+    """E matrices of one shape as one parameter, (E, outputs, inputs); `parts` and `fused` of each as in `Linear`."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int, *, role: str):
+    def __init__(self, experts: int, inputs: int, outputs: int, *, role: str, parts: tuple[int, ...] = ()):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.role = role
+        self.parts = parts or (outputs,)
+        self.fused: tuple[int, ...] = (outputs,)
 
 
 class Embedding(nn.Embedding):
@@ -106,7 +108,7 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
             draw(module.weight, module.role, module.fused if scheme == "xavier" else module.parts)
         elif isinstance(module, Experts):
             for matrix in module.weight:
-                draw(matrix, module.role, (len(matrix),))
+                draw(matrix, module.role, module.fused if scheme == "xavier" else module.parts)
 
 
 def _draw_matrix(

@@ -61,7 +61,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.experts, self.active = config.experts, config.active
         self.router = Linear(width, self.experts, bias=False, role="router")
-        self.up = Experts(self.experts, width, 2 * inner, role="experts")
+        self.up = Experts(self.experts, width, 2 * inner, role="experts", parts=(inner, inner))
         self.down = Experts(self.experts, inner, width, role="experts_out")
 
     def forward(self, x: Tensor, tell: Callable[[Routing], object] | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, s
 from tandem.analysis.gradient_roles import GradientRoles, squared_norms
 from tandem.comparison.trained import analyse, open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
+from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, register, registered
 from tandem.recipe.settings import _registry
 
@@ -143,7 +144,7 @@ def test_a_stream_without_a_present_loss_has_no_ratios(runs, small_corpus):
 def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.chdir(tmp_path)
-    options = ["resamples=0", "longest=16", "analysis.classes=32"]
+    options = ["groups=0", "longest=16", "analysis.classes=32"]
     done = tandem("analyse", "mutual_information", "decoder/tiny", *options, *small_corpus)
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "analysis/decoder-tiny/mutual_information.json").read_text())
@@ -236,6 +237,12 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs):
     refused(tandem("analyse", "state_window", runs / "sps", "windw=3"), "did you mean analysis.window?")
     refused(tandem("analyse", "state_window", runs / "sps", "analysis.windw=3"), "did you mean analysis.window?")
     refused(tandem("analyse", "state_window", runs / "nowhere"), "no run here")
-    refused(tandem("analyse", "state_window", runs / "sps", "tokens=40", "window=39"), "it cuts nothing of 40 tokens")
+    refused(tandem("analyse", "state_window", runs / "sps", "tokens=40", "window=39"), "reads of 40 tokens")
+    analysis = registered("analysis")["state_window"]
+    run = SimpleNamespace(
+        network=Decoder.unwritten(Decoder.Config(window=5), 62, 64), corpus=SimpleNamespace(validation=None)
+    )
+    with pytest.raises(UserError, match="window = 4: it cuts nothing of what this network reads of 40 tokens"):
+        analysis(analysis.Config(window=4, tokens=40)).measure(run)
     refused(tandem("analyse", "state_window", runs / "sps", "tokens=100000"), "no document has the 100001 tokens")
     refused(tandem("analyse", "gradient_roles", runs / "sps", "tokens=40", "targets=21"), "at most 20 with 40 tokens")

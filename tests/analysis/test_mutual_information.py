@@ -1,5 +1,6 @@
 """The estimate against chains whose information is known, the fit against a law that is known."""
 
+import math
 from types import SimpleNamespace
 
 import matplotlib.figure
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandem.analysis.mutual_information import MutualInformation, _classes, _text, distances_to, fit, information
-from tandem.corpus import Store, Tokenizer, prepare
+from tandem.corpus import Order, Store, Tokenizer, documents_to_read, prepare
 from tandem.corpus.store import StoreWriter
 from tandem.recipe import UserError, load
 from tandem.training.run import Run
@@ -41,12 +42,6 @@ def test_pairs_lie_inside_one_document():
     assert information(ids, 0 * document, 1) < 0.6
 
 
-def test_a_document_that_counts_twice_is_there_twice():
-    ids, document = np.random.default_rng(0).integers(3, size=60), np.repeat([0, 1], 30)
-    twice = np.concatenate((ids[:30], ids)), np.concatenate((document[:30], document + 1))
-    assert information(ids, document, 2, weights=np.array([2, 1])) == pytest.approx(information(*twice, 2))
-
-
 def test_the_fit_returns_the_law_of_the_paper():
     law = fit([1, 2, 4, 10], [4.98, 4.197605, 3.868649, 3.705916])
     assert law == pytest.approx((3.63, 1.35, -1.25), abs=1e-3)
@@ -60,7 +55,7 @@ def test_distances():
 
 def test_a_run_is_measured_and_drawn(small_corpus):
     recipe = load("decoder/tiny", [*small_corpus, "network.depth=1", "network.width=16", "training.compile=false"])
-    analysis = MutualInformation(MutualInformation.Config(longest=12, resamples=3, slots=4))
+    analysis = MutualInformation(MutualInformation.Config(longest=12, groups=3, slots=4))
     record = analysis.measure(Run(recipe, prepare(recipe.corpus)))
     assert record["distance"] == [*range(1, 13)]
     assert record["information"][0] > 10 * abs(record["shuffled"][0])
@@ -71,14 +66,14 @@ def test_a_run_is_measured_and_drawn(small_corpus):
     assert len(axes.lines) == 4  # the text, its law, the published exponent, shuffled pairs
 
 
-def measured(folder, lengths, letters=lambda draw, n: draw.choice([*"aab"], size=n), resamples=20):
+def measured(folder, lengths, letters=lambda draw, n: draw.choice([*"aab"], size=n), groups=20):
     """Of a text of random letters, documents of so many tokens."""
     draw = np.random.default_rng(0)
     writer = StoreWriter(folder / "store", Tokenizer.of_bytes())
     writer.append(*writer.tokenizer.encode_batch(["".join(letters(draw, n)) for n in lengths]))
     writer.close(["made up"])
     run = SimpleNamespace(corpus=SimpleNamespace(train=Store(folder / "store")), recipe=SimpleNamespace(seed=0))
-    return MutualInformation(MutualInformation.Config(classes=2, resamples=resamples)).measure(run)  # type: ignore[arg-type]
+    return MutualInformation(MutualInformation.Config(classes=2, groups=groups)).measure(run)  # type: ignore[arg-type]
 
 
 def test_classes_are_the_most_frequent_ids_and_one_for_the_rest():
@@ -89,24 +84,47 @@ def test_classes_are_the_most_frequent_ids_and_one_for_the_rest():
 def test_the_text_is_that_of_whole_documents_without_their_ends(tmp_path):
     measured(tmp_path, [6, 9])
     store = Store(tmp_path / "store")
-    ids, document = _text(store, 1000)
+    ids, document = _text(Order(store, 0), 1000)
     found = sorted((ids[document == d].tolist() for d in (0, 1)), key=len)
     assert found == [store.document(d)[:-1].tolist() for d in (0, 1)] and [*map(len, found)] == [6, 9]
-    assert len(_text(store, 1)[0]) in (6, 9)  # whole, and no more than are needed
+    assert len(_text(Order(store, 0), 1)[0]) in (6, 9)  # whole, and no more than are needed
 
 
-def test_the_interval_is_that_of_documents_drawn_again(tmp_path):
-    record = measured(tmp_path, [9] * 12, lambda draw, n: np.array([*"ab"])[(draw.random(n) < 0.2).cumsum() % 2], 4)
-    ids, document = _text(Store(tmp_path / "store"), 1000)
+def switching(draw, n):
+    """Two letters, each left with probability 0.2."""
+    return np.array([*"ab"])[(draw.random(n) < 0.2).cumsum() % 2]
+
+
+def test_the_text_is_what_a_run_reads(tmp_path):
+    """Of two sources 60 documents each, by their shares until one is used up; of a part of a corpus, that part."""
+    tokenizer = Tokenizer.of_bytes()
+    for name, shares in (("mixed", {"a": 0.75, "b": 0.25}), ("one", None)):
+        writer = StoreWriter(tmp_path / name, tokenizer, shares)
+        for number, letter in enumerate("ab"):
+            writer.append(*tokenizer.encode_batch([letter * 9] * 60), [number] * 60 if shares else ())
+        writer.close(["made up"])
+    a, b = tokenizer.encode("ab").tolist()
+    ids, _ = _text(Order(Store(tmp_path / "mixed"), 0), 10**6)
+    assert [int((ids == letter).sum()) for letter in (a, b)] == pytest.approx([9 * 60, 9 * 20], abs=9)
+    part = Store(tmp_path / "one")
+    part.most = 300
+    assert len(_text(Order(part, 0), 10**6)[0]) == 9 * 30 == 9 * len(documents_to_read(part))
+
+
+def test_the_interval_is_that_of_fits_without_each_group(tmp_path):
+    record = measured(tmp_path, [40] * 12, switching, groups=4)
+    ids, document = _text(Order(Store(tmp_path / "store"), 0), 1000)
     classes, draw, exponents = _classes(ids, 2), np.random.default_rng(0), []
-    for d in record["distance"]:
-        assert information(classes, document, d, shuffled=draw) == record["shuffled"][d - 1]
-    for _ in range(4):
-        again = np.concatenate([classes[document == d] for d in sorted(draw.integers(12, size=12))])
-        found = [information(again, np.repeat(np.arange(12), 9), d) for d in record["distance"]]
+    for d, floor in zip(record["distance"], record["shuffled"], strict=True):
+        assert information(classes, document, d, shuffled=draw) == floor
+    group = draw.permutation(12) % 4
+    for g in range(4):
+        rest = np.concatenate([classes[document == d] for d in range(12) if group[d] != g])
+        found = [information(rest, np.repeat(np.arange(9), 40), d) for d in record["distance"]]
         exponents.append(fit(record["distance"], found).exponent)
-    low, high = np.quantile(exponents, 0.025), np.quantile(exponents, 0.975)
-    assert (record["exponent_low"], record["exponent_high"]) == pytest.approx((low, high), rel=1e-3) and low < high
+    half = 3.182446 * math.sqrt(3 / 4 * np.square(exponents - np.mean(exponents)).sum())  # t of 3 degrees of freedom
+    low, high = record["law_exponent"] - half, record["law_exponent"] + half
+    assert (record["exponent_low"], record["exponent_high"]) == pytest.approx((low, high), rel=1e-5) and low < high
 
 
 def test_one_document_has_no_interval(tmp_path):
@@ -114,7 +132,7 @@ def test_one_document_has_no_interval(tmp_path):
     assert record["documents"] == 1 and record["exponent_low"] is record["exponent_high"] is None
 
 
-def test_a_resample_without_the_longest_document_is_fitted_over_the_distances_of_the_others(tmp_path):
+def test_without_the_longest_document_a_law_is_fitted_over_the_distances_of_the_others(tmp_path):
     record = measured(tmp_path, [40] * 60 + [200])
     assert record["distance"][-1] == 128 and record["documents"] == 61
     assert np.isfinite([record["exponent_low"], record["exponent_high"]]).all()

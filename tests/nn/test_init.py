@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from tandem.nn.init import DECAYED, HIDDEN, Embedding, Experts, Linear, initialise, roles
+from tandem.nn.mlp import MLP
+from tandem.nn.moe import Mixture, MixtureConfig
 from tandem.nn.norm import norm
 
 C, F, DEPTH = 96, 160, 8
@@ -86,6 +88,15 @@ def test_queries_keys_and_values_are_each_drawn_on_their_own_shape(scheme):
     for part, outputs in ((q, C), (k, C // 2), (v, C // 2)):
         bound = math.sqrt(6 / (C + outputs))
         assert 0.99 * bound < part.abs().max() <= bound
+
+
+@pytest.mark.parametrize("scheme", ["xavier", "per_matrix", "per_matrix_scaled"])
+def test_gate_and_up_of_an_expert_are_drawn_as_those_of_the_mlp(scheme):
+    mixture, mlp = Mixture(MixtureConfig(experts=1, active=1), C, F), MLP("swiglu", C, F, bias=False)
+    for net in (mixture, mlp):
+        initialise(net, scheme, DEPTH, torch.Generator().manual_seed(0))
+    largest, bound = (float(net.up.weight.detach().abs().max()) for net in (mixture, mlp))
+    assert largest == pytest.approx(bound, rel=1e-3)
 
 
 @pytest.mark.parametrize("scheme", ["xavier", "per_matrix", "per_matrix_scaled", "torch"])

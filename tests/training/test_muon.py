@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
 from tandem.nn.init import Linear, roles
+from tandem.nn.mlp import MLP
+from tandem.nn.moe import Mixture, MixtureConfig
 from tandem.recipe import load
 from tandem.training import checkpoint
 from tandem.training.loop import take_step
@@ -132,6 +134,16 @@ def test_experts_are_moved_each_for_itself():
         expert.weight.data, expert.weight.grad = weight.clone(), gradient.clone()
         Muon(Muon.Config(), expert).step(1.0)
     assert torch.equal(stack.weight, torch.stack([expert.weight for expert in alone]))
+
+
+def test_one_expert_moves_as_the_mlp():
+    """Gate and up are two matrices, in a stack of experts, too."""
+    mixture, mlp = Mixture(MixtureConfig(experts=1, active=1), 8, 12), MLP("swiglu", 8, 12, bias=False)
+    drawn, gradient = torch.randn(2, 24, 8, generator=torch.Generator().manual_seed(1)).unbind()
+    for net, stack in ((mixture, (1, 24, 8)), (mlp, (24, 8))):
+        net.up.weight.data, net.up.weight.grad = drawn.clone().view(stack), gradient.clone().view(stack)
+        Muon(Muon.Config(), net).step(1.0)
+    assert torch.equal(mixture.up.weight[0], mlp.up.weight) and not torch.equal(mlp.up.weight, drawn)
 
 
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path, small_corpus):

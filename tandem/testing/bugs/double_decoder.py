@@ -8,6 +8,8 @@ MASS = "tests/analysis/test_attention_mass.py"
 # fmt: off
 BUGS = {
     "networks/double_decoder.py": [
+        ("the picture always masks documents", OWN,
+         "[starts if config.document_mask else [0] * len(starts)]", "[starts]"),
         ("a context that includes the own block", PARITY,
          "Span(starts, torch.maximum(b, starts + 1) if sink else b)", "Span(starts, torch.arange(b.shape[1]) + 1)"),
         ("the latent of the token that opens the block is read", "degeneracy",
@@ -47,6 +49,8 @@ BUGS = {
         ("the context is asked for every token of a bag", OWN, "else targets[..., 0]", "else targets"),
     ],
     "networks/double_decoder_session.py": [
+        ("a context that cannot grow holds the stack's cache", OWN,
+         'context.caches if self.keep == "extendable" else ()', "context.caches or ()"),
         ("the last token of a prompt is context", "decoding",
          "self._read_context(tokens[:, :-1])", "self._read_context(tokens)"),
         ("a prompt of one token is not thought of", "decoding",

@@ -8,6 +8,8 @@ PREFIX_LM = "tests/objectives/test_prefix_lm.py"
 # fmt: off
 BUGS = {
     "networks/encoder_decoder.py": [
+        ("texts with gaps cost what prompts do", "tests/networks/test_encoders.py",
+         "            elif continued:\n", "            else:\n"),
         ("what opens a text stays on the host", "device",
          "((places == 0) & prompted)[:, None].to(x.device)", "((places == 0) & prompted)[:, None]"),
         ("the encoder reads what it is asked for", "causality",

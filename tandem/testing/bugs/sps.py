@@ -49,6 +49,8 @@ BUGS = {
          "horizon, begin)", "horizon, 0)"),
     ],
     "analysis/state_window.py": [
+        ("a cut beyond the window of a decoder", "tests/analysis/test_analyse.py",
+         "min(tokens - 1, tokens if network.config.reach is None else network.config.reach)", "tokens - 1"),
         ("a deviation in place of an error", ANALYSE,
          "ddof=1) / D**0.5", "ddof=1)"),
         ("the last loss is the first", ANALYSE,
