@@ -2,12 +2,14 @@
 
 import errno
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from typed import tandem
 
 from tandem.analysis.state_window import StateWindow
@@ -17,7 +19,7 @@ from tandem.comparison.pretrain import result_page
 from tandem.comparison.results import read_result
 from tandem.comparison.trained import open_model, open_trained
 from tandem.export import hugging_face
-from tandem.recipe import UserError
+from tandem.recipe import UserError, load
 from tandem.training import run as run_module
 from tandem.training.device import Choice
 from tandem.training.folder import RunFolder
@@ -180,13 +182,35 @@ def test_options_of_another_way_to_evaluate(options, message):
     refused(tandem("evaluate", "nowhere", *options), message)
 
 
+def test_a_run_whose_text_is_gone_names_what_can_still_generate(run):
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["corpus"]["texts"] = [str(run / "gone.txt")]
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    refused(tandem("generate", run, "The"), "no such text", f"{run / 'model'} can still generate text")
+    done = tandem("generate", run / "model", "The", "--tokens", "2")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_recipe_has_no_trained_weights_to_analyse():
+    refused(
+        tandem("analyse", "state_window", "mine.yaml"), "mine.yaml: a recipe; state_window analyses trained weights"
+    )
+
+
 def test_printed_commands_can_be_typed(run):
     moved = RunFolder(Path(shutil.move(run, run.parent / "two words" / "mine")))
     assert (
         f"tandem generate '{moved.path}' 'Once"
         in result_page(moved, json.loads((moved.path / "result.json").read_text()))[-1]
     )
+    recipe = moved.recipe.read_text()
+    moved.recipe.write_text(recipe.replace("positions: adjacent", "positions: learned"))
+    result = json.loads((moved.path / "result.json").read_text())
+    prompt, tokens = result["samples"][0][0], load(str(moved.recipe)).sampling.tokens
+    assert result_page(moved, result)[-1].endswith(f"{shlex.quote(prompt)} --tokens {tokens}")
+    moved.recipe.write_text(recipe)
     shutil.rmtree(moved.checkpoints)
+    assert f"tandem generate '{moved.path / 'model'}' 'Once" in result_page(moved, result)[-1]
     cure = f"tandem train '{moved.recipe}' --run mine --runs '{moved.path.parent}'"
     refused(tandem("evaluate", moved.path), "finished, but its checkpoints are gone", cure, "can still generate text")
     (moved.path / "result.json").unlink()
@@ -201,7 +225,7 @@ def test_what_was_deleted_of_a_run_is_said_to_be_gone(run):
     shutil.rmtree(run / "model")
     assert told()["model"] == f"not there; `tandem export {run} {run / 'model'}` writes it, or says why it cannot"
     shutil.rmtree(run / "checkpoints")
-    assert (told()["model"], told()["checkpoint"]) == ("gone", "gone")
+    assert (told()["model"], told()["checkpoint"]) == ("gone", "gone") and "go on" not in told()
     result["note"] = "bags of 4 tokens"
     assert told()["model"].startswith("not written; the run ends in a phase")
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.corpus import IGNORE, SUBSET, Batch, Store, shuffled
+from tandem.corpus import IGNORE, Batch, Store, fixed_order
 from tandem.networks.network import Network
 from tandem.recipe import Settings, UserError, require
 from tandem.training.folder import RunFolder
@@ -67,7 +67,7 @@ def chosen_documents(store: Store, number: int | None, shortest: int, order: Seq
 
     Raises: UserError where there are none.
     """
-    places = shuffled(len(store), SUBSET, 0) if order is None else np.array(order)  # of all sources of a mixture
+    places = fixed_order(store) if order is None else np.array(order)  # of all sources of a mixture
     found = places[store.lengths[places] >= shortest][:number].tolist()
     if not found:
         raise UserError(

@@ -76,7 +76,7 @@ class MutualInformation(Analysis):
             left = group[document] != g
             within = [d for d in distances if d < lengths[group != g].max()]  # the longest may be left out
             exponents.append(fit(within, [information(classes[left], document[left], d) for d in within]).exponent)
-        half = interval_of_jackknife(exponents) if exponents else None
+        half = half_of_interval(exponents) if exponents else None
         return {
             "tokens": len(ids),
             "documents": len(lengths),
@@ -147,10 +147,10 @@ def fit(distances: list[int], found: list[float]) -> PowerLaw:
     return PowerLaw(*solved.x.tolist())
 
 
-def interval_of_jackknife(estimates: list[float]) -> float:
+def half_of_interval(estimates: list[float]) -> float:
     """Half the width of a 95 % interval, from the estimates without each group in turn."""
     n, t = len(estimates), require("scipy.stats", "statistics").t
-    return float(t.ppf(0.975, n - 1) * np.sqrt((n - 1) / n * np.square(estimates - np.mean(estimates)).sum()))
+    return float(t.ppf(0.975, n - 1) * np.std(estimates) * (n - 1) ** 0.5)
 
 
 def _text(order: Order, tokens: int) -> tuple[np.ndarray, np.ndarray]:

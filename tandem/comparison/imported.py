@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.comparison.pretrain import built
 from tandem.corpus.store import unmade
 from tandem.export.foreign import load_foreign
-from tandem.recipe import Recipe, UserError, load, registered
+from tandem.recipe import Recipe, UserError, load
 from tandem.training import checkpoint
 from tandem.training.folder import RunFolder
 from tandem.training.parallel import ALONE
@@ -26,8 +26,7 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
         if key.partition(".")[0] in ("network", "start") or key in ("corpus", "corpus.tokenizer", "corpus.vocabulary"):
             raise UserError(f"{override}: network, tokenizer and weights are those of {source}; leave {key} out")
     network, _ = load_foreign(source)
-    name = next(name for name, cls in registered("network").items() if cls is type(network))
-    options = {"name": name, **network.config.model_dump(mode="json")}
+    options = {"name": "decoder", **network.config.model_dump(mode="json")}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
     tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()), ensure_ascii=False)}", "corpus.vocabulary=null"]
     recipe = load(reference, [*given, *tokenizer, "start.run=null", *overrides])

@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
 from tandem.comparison.results import DOCUMENTS
-from tandem.comparison.texts import per_token, recorded, text_stores
+from tandem.comparison.texts import HELD_OUT, per_token, recorded, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, documents_to_score, require_bytes
@@ -147,7 +147,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     recipe, step, ranks = run.recipe, run.progress.step, run.ranks
     if not ranks.first(folder.plan.exists):
         speed = run.speed or run.measure()
-        seconds = speed.seconds(run.flops(run.steps))
+        seconds = speed.start_seconds + speed.seconds(run.flops(run.steps))
         made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
         ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
     plan = ranks.first(lambda: read_part(folder.plan, page=dict, seconds=float))
@@ -290,16 +290,17 @@ def noted(note: str, words: str) -> str:
     return f"{words} (one token at a time, after {note})" if note else words
 
 
-def in_words(judged: dict[str, Any], text: str = "held-out text") -> str:
+def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
     text = f"what follows the break points of {text}" if judged.get("prefix") else text
     windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
     cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
+    unknown = f" ({judged['unknown']:.1%} unknown to the tokenizer)" if judged.get("unknown") else ""
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
-        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}, "
+        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{unknown}, "
         + counted(judged["documents"], "documents")
     )
 
@@ -330,20 +331,23 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     }
     drawn = "pip install 'tandem-lm[plots]' brings matplotlib" if losses else "the record holds no step"
     curve, model = folder.path / "loss.png", folder.path / "model"
-    last = folder.checkpoints / f"step-{result['step']:08d}"
+    last = checkpoint.latest(folder.checkpoints, result["step"])
     gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
     unwritten = "not written; the run ends in a phase that is no language model" if note else gone
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
         "loss curve": curve if curve.exists() else f"not drawn; {drawn}",
-        "checkpoint": last if last.exists() else "gone",
-        "model": model if model.exists() else unwritten if note or last.exists() else "gone",
+        "checkpoint": last or "gone",
+        "model": model if model.exists() else unwritten if note or last else "gone",
     }
     said = [f"{title:<11} {text}" for title, text in lines.items()]
     said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]
     said += [f"{'sample':<11} {noted(note, (prompt + text).strip())}" for prompt, text in result["samples"]]
     said += [f"{title:<11} {path}" for title, path in paths.items()]
-    if note:
+    if note or not (last or model.exists()):
         return said
-    return [*said, f"{'go on':<11} tandem generate {quote(str(folder.path))} 'Once upon a time'"]
+    recipe, asked = read_part(folder.recipe), "'Once upon a time'"
+    if result["samples"] and recipe["network"].get("positions") == "learned":  # which may be too few for these
+        asked = f"{quote(result['samples'][0][0])} --tokens {recipe['sampling']['tokens']}"
+    return [*said, f"{'go on':<11} tandem generate {quote(str(folder.path if last else model))} {asked}"]

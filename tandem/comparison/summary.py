@@ -6,7 +6,6 @@ held-out curve, and unknown before the first.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from tandem.comparison.results import Point, Result, require_same_documents, req
 from tandem.comparison.statistics import POWER, Judgement, Sample, judge
 from tandem.comparison.study import Study
 from tandem.recipe import counted
+from tandem.recipe.options import substituted
 from tandem.training.display import scaled
 from tandem.training.folder import read_part
 
@@ -347,7 +347,7 @@ def _spent_before(run: Path) -> str:
     result = read_part(run / "result.json", tokens=int, flops=int | float)
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
     recipe = read_part(run / "recipe.yaml") if (run / "recipe.yaml").is_file() else {}
-    before = os.path.expandvars(recipe.get("start", {}).get("run") or "")  # `${NAME}`, as a recipe has it
+    before = substituted(recipe.get("start", {}).get("run") or "")
     return f"{spent}, after {Path(before).name}: {_spent_before(Path(before))}" if before else spent
 
 

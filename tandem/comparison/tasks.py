@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from rich.progress import TaskProgressColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from tandem.comparison.texts import prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
@@ -43,7 +43,14 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
     if any(isinstance(file, TaskFile) for file in files):
         require("lm_eval", "harness")
     made(folder, "tasks")  # before anything is measured
-    table = Table("task", "metric", "value", "standard error", "items", title=f"step {run.progress.step:,} {run.note}")
+    table = Table(
+        Column("task", overflow="fold"),
+        "metric",
+        "value",
+        "standard error",
+        "items",
+        title=f"step {run.progress.step:,} {run.note}",
+    )
     shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
     for file in files:
         if isinstance(file, Texts):

@@ -82,23 +82,39 @@ def scored(
     return joined(ranks.gather(found))
 
 
-def recorded(run: Run, store: Store, *asked: Any, windows: bool = True) -> tuple[Likelihood, dict[str, Any]]:
+def recorded(
+    run: Run,
+    store: Store,
+    documents: int | None = None,
+    split: str = "all",
+    progress: Told = lambda done, total: None,
+    windows: bool = True,
+) -> tuple[Likelihood, dict[str, Any]]:
     """What `scored` finds, and its record: sums and their ratios.
 
     `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
     also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
-    its likelihood in windows of the context.
+    its likelihood in windows of the context. `unknown`: share of the text's bytes that the tokenizer does not know.
     """
-    found = scored(run, store, *asked)
+    windows = windows and run.network.reads_whole
+    found = scored(run, store, documents, split, _part(progress, 0, 1 + windows))
     record: dict[str, Any] = {"prefix": True} if run.recipe.evaluation.prefix else {}
     record |= {"nats_per_token": found.nll, "bits_per_byte": found.bits_per_byte, "nats": found.nats}
     record |= {"tokens": found.tokens, "bytes": found.bytes, "documents": found.documents}
     if found.nll_paper is not None:
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}
-    if windows and run.network.reads_whole:
-        record["in_windows"] = per_token(scored(run, store, *asked, whole=False))
+    if store.unknown:
+        record["unknown"] = store.unknown
+    if windows:
+        again = scored(run, store, documents, split, _part(progress, 1, 2), whole=False)
+        record["in_windows"] = per_token(again)
     return found, record
+
+
+def _part(progress: Told, number: int, parts: int) -> Told:
+    """The progress of one of several equal parts of a work."""
+    return lambda done, total: progress(done + number * (total or 0), parts * total if total else None)
 
 
 def per_token(found: Likelihood) -> dict[str, float]:

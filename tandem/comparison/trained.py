@@ -29,6 +29,7 @@ from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered
 from tandem.recipe.catalogue import columns
+from tandem.recipe.document import is_path
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
@@ -75,7 +76,12 @@ def open_model(path: str | Path, unfinished: bool = False, step: int | None = No
             raise UserError(f"{path}: an exported model is of one step; --step is for runs")
         network, tokenizer = load_exported(path)
         return network.to(choose_device(Training.Config()).value), tokenizer
-    run = open_trained(path, unfinished, step)
+    try:
+        run = open_trained(path, unfinished, step)
+    except UserError as error:  # its text may be elsewhere, or have changed
+        if step is None and (path / "model" / CONFIG).is_file() and str(path / "model") not in str(error):
+            raise UserError(f"{error}; {path / 'model'} can still generate text") from None
+        raise
     return run.network, run.corpus.tokenizer
 
 
@@ -137,6 +143,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     if not issubclass(cls, Analysis):
         raise TypeError(f"analysis {name}: {cls.__qualname__} has to extend tandem.analysis.analysis.Analysis")
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
+    if cls.trained and is_path(str(path)):
+        raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
     if takes_recipe and step is not None:
         raise UserError(f"{path}: no run here; --step is for runs")
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]

@@ -25,8 +25,10 @@ class GivenTexts:
     The last token of a text takes the place of the document end; nothing is appended.
     """
 
-    def __init__(self, texts: Sequence[Sequence[Sequence[int]]], vocabulary: int, eos: int = 0):
-        self.vocabulary, self.eos, self.sentences = vocabulary, eos, GivenSentences(texts)
+    eos = 0  # fills rows up, where nothing is asked
+
+    def __init__(self, texts: Sequence[Sequence[Sequence[int]]], vocabulary: int):
+        self.vocabulary, self.sentences = vocabulary, GivenSentences(texts)
         self._texts = [np.array([token for sentence in text for token in sentence], np.int64) for text in texts]
         self.lengths = np.array([len(text) for text in self._texts])
 

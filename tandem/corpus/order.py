@@ -40,7 +40,7 @@ class Epoch(NamedTuple):
 
 
 SUBSET = 0
-"""Key of the shuffled order from which the documents to score or to analyse are taken: the same everywhere."""
+"""Seed of `fixed_order`."""
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
@@ -50,6 +50,11 @@ def shuffled(count: int, *key: int) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
+def fixed_order(store: Store) -> np.ndarray:
+    """(D,) all documents, shuffled the same way everywhere: fewer of them to read, score or analyse are its first."""
+    return shuffled(len(store), SUBSET, 0)
+
+
 def documents_to_read(store: Store) -> np.ndarray:
     """(D,) the documents that runs read: all or, of at most `store.most` tokens, the first of the order above.
 
@@ -57,7 +62,7 @@ def documents_to_read(store: Store) -> np.ndarray:
     """
     if store.most is None:
         return np.arange(len(store))
-    order = shuffled(len(store), SUBSET, 0)
+    order = fixed_order(store)
     ends = store.lengths[order].cumsum()
     if ends[0] > store.most:
         raise UserError(

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.sentences import Segmentation, in_turn
@@ -104,6 +104,10 @@ class Corpus:
         """How documents are cut into sentences, for networks that read sentences; null: by all the defaults."""
 
         def derive(self) -> dict[str, Any]:
+            if self.train_tokens is not None and isinstance(self.texts, dict):
+                raise ValueError(f"train_tokens = {self.train_tokens}: only for texts without shares; write a list")
+            if self.tokenizer != "bpe" and self.vocabulary is not None:
+                raise ValueError(f"vocabulary = {self.vocabulary}: only a bpe trained here has a size to choose")
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
 
         @field_validator("tokenizer", "folder", mode="before")
@@ -116,18 +120,6 @@ class Corpus:
         def _names_are_readable(cls, names):
             check_names(names)
             return names
-
-        @model_validator(mode="after")
-        def _shares_stay_as_they_are(self):
-            if self.train_tokens is not None and isinstance(self.texts, dict):
-                raise ValueError(f"train_tokens = {self.train_tokens}: only for texts without shares; write a list")
-            return self
-
-        @model_validator(mode="after")
-        def _vocabulary_is_trained(self):
-            if self.tokenizer != "bpe" and self.vocabulary is not None:
-                raise ValueError(f"vocabulary = {self.vocabulary}: only a bpe trained here has a size to choose")
-            return self
 
 
 def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None) -> Corpus:

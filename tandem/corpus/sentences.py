@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import splitter, version_of
@@ -65,15 +65,6 @@ class Segmentation(Settings):
     """Most tokens of a sentence, document end included; 64 unless given. Spans of splitter every have none."""
 
     def derive(self) -> dict[str, Any]:
-        return {"threshold": 0.15 if self.splitter == "sat" else None, "cap": None if self.splitter == "every" else 64}
-
-    @property
-    def of_plain_text(self) -> "Segmentation":
-        """The same for a text that comes without sentences, where splitter given becomes rules."""
-        return self.model_copy(update={"splitter": "rules"}) if self.splitter == "given" else self
-
-    @model_validator(mode="after")
-    def _options_fit_the_splitter(self):
         owners = {"every": ("every",), "weights": ("sat",), "threshold": ("sat",), "cap": ("rules", "sat", "given")}
         for option, splitters in owners.items():
             if (value := getattr(self, option)) is not None and self.splitter not in splitters:
@@ -87,7 +78,17 @@ class Segmentation(Settings):
                 f"splitter sat: weights = {self.weights} is no folder; fetch the model with its tokenizer, such as "
                 "segment-any-text/sat-3l-sm of the hub, or take splitter rules"
             )
-        return self
+        return {"threshold": 0.15 if self.splitter == "sat" else None, "cap": None if self.splitter == "every" else 64}
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sentence, document end included: it joins the last span."""
+        return self.cap or (self.every or 0) + 1
+
+    @property
+    def of_plain_text(self) -> "Segmentation":
+        """The same for a text that comes without sentences, where splitter given becomes rules."""
+        return self.model_copy(update={"splitter": "rules"}) if self.splitter == "given" else self
 
 
 class Manifest(Settings):
@@ -127,8 +128,7 @@ class Sentences:
             raise UserError(
                 f"{path} does not hold the {self.manifest.sentences} sentences of its manifest; delete {folder}"
             )
-        made = self.manifest.segmentation
-        self.cap: int = made["cap"] or made["every"] + 1  # the document end joins the last span
+        self.cap = Segmentation.model_construct(**self.manifest.segmentation).longest
         self.starts = np.memmap(path, np.int64, mode="r")
         self.firsts = np.searchsorted(self.starts, store.offsets)
         self._store = store

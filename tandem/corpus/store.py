@@ -115,6 +115,12 @@ class Store:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_file(self.folder / "tokenizer.json")
 
+    @functools.cached_property
+    def unknown(self) -> float:
+        """Share of the text's bytes that the tokenizer does not know."""
+        held = self.token_bytes[self.tokens == self.tokenizer.unknown]
+        return float(held.sum(dtype=np.int64) / max(1, self.token_bytes.sum(dtype=np.int64)))
+
     def verify(self) -> None:
         """Reads everything. Raises: UserError unless contents, manifest and vocabulary agree."""
         if fingerprint(self.folder) != self.fingerprint:

@@ -119,6 +119,13 @@ class Tokenizer:
                 f"the tokenizer has {self.vocabulary:,} ids, the network {vocabulary:,}: take that of its training"
             )
 
+    @functools.cached_property
+    def unknown(self) -> int | None:
+        """The id that stands for any text that the tokenizer does not know; None: it has none."""
+        model = json.loads(self._inner.to_str())["model"]
+        name = model.get("unk_token")
+        return model.get("unk_id") if name is None else self._inner.token_to_id(name)
+
     @property
     def is_lossless(self) -> bool:
         """Whether `decode` restores the text of a whole document, byte for byte."""

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.corpus import SUBSET, Store, rows_of, shuffled, suffix_windows
+from tandem.corpus import Store, fixed_order, rows_of, suffix_windows
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, counted, register
 
@@ -141,7 +141,7 @@ def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
 
 def documents_to_score(store: Store, documents: int | None, split: str) -> np.ndarray:
     """(D,) numbers of the documents, chosen as `likelihood` describes. Raises: UserError if there is none."""
-    order = shuffled(len(store), SUBSET, 0)[SPLITS[split]]
+    order = fixed_order(store)[SPLITS[split]]
     order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2
     if not len(order):

@@ -17,7 +17,6 @@ hub; a name that ends in .yaml is a file of your own. Files are data: tags that 
 """
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +25,10 @@ from typing import Any
 import yaml
 
 from tandem.recipe import UserError, did_you_mean
+from tandem.recipe.options import VARIABLE, substituted
 
 FOLDER = Path(__file__).parent / "tasks"
 HUB = "hf:"
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -129,13 +128,13 @@ def _expanded(value: Any, path: Path) -> Any:
         return [_expanded(inner, path) for inner in value]
     if not isinstance(value, str):
         return value
-    for name in _VARIABLE.findall(value):
+    for name in VARIABLE.findall(value):
         if name not in os.environ:
             raise UserError(
                 f"{path}: {value!r}: the environment has no {name}; set it to the folder that holds the data "
                 f"(export {name}=...), or write a file of your own with the path in it"
             )
-    return _VARIABLE.sub(lambda found: os.environ[found[1]], value)
+    return substituted(value)
 
 
 def _task(path: Path, content: dict[str, Any]) -> TaskFile:

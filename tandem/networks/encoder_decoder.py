@@ -325,14 +325,11 @@ class EncoderDecoderSession:
 
     def read(self, contexts: list[list[int]]) -> None:
         """Encodes the contexts (B, N), and projects them for every layer."""
-        network, lengths = self.network, torch.tensor([len(context) for context in contexts])
-        N = int(lengths.max())
-        goes_on = network.config.decoder_positions == "offset"
-        self.lo = N - lengths if goes_on else torch.zeros_like(lengths)
-        self.hi, self.offset = self.lo + lengths, N if goes_on else 0
-        tokens = torch.zeros(self.rows, N, dtype=torch.long)
-        for row, (first, context) in enumerate(zip(self.lo.tolist(), contexts, strict=True)):
-            tokens[row, first : first + len(context)] = torch.tensor(context, dtype=torch.long)
+        network, goes_on = self.network, self.network.config.decoder_positions == "offset"
+        tokens, pads = aligned(contexts, in_front=goes_on)
+        N = tokens.shape[1]
+        self.lo = pads if goes_on else torch.zeros_like(pads)
+        self.hi, self.offset = self.lo + N - pads, N if goes_on else 0
         x = network.embed(tokens.to(network.table.weight.device))
         rotation = network.rotation(torch.arange(N), x)
         latents = network.encode(x, rotation, self.inside(N))

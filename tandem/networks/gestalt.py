@@ -150,9 +150,8 @@ class Gestalt(Network):
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        given, cap = recipe.corpus.sentences, recipe.network.cap
-        longest = 64 if given is None else given.cap or given.every + 1
-        if longest > cap:
+        longest = (recipe.corpus.sentences or Segmentation()).longest
+        if longest > recipe.network.cap:
             yield "network.cap", f"sentences have up to {longest} tokens (corpus.sentences); make it {longest}"
 
     @classmethod
@@ -191,7 +190,7 @@ class Gestalt(Network):
     def prompt(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """The text's tokens with [EOS] after every sentence, as in training, but for full ones, which close by
         themselves; the last one stays open. A text without tokens is [EOS] alone, which closes nothing."""
-        cut = self.segmentation or Segmentation(cap=min(64, self.config.cap))
+        cut = self.segmentation or Segmentation(cap=min(Segmentation().longest, self.config.cap))
         *closed, last = (part.tolist() for part in open_sentences(text, tokenizer, cut))
         ended = (part if len(part) == self.config.cap else [*part, self.end] for part in closed)
         return [*itertools.chain.from_iterable(ended), *last] or [self.end]

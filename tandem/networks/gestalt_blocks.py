@@ -27,6 +27,7 @@ from tandem.nn.dropout import dropped
 from tandem.nn.init import Linear
 from tandem.nn.mlp import MLP
 from tandem.nn.norm import norm
+from tandem.nn.rope import Rotation
 
 
 class Memory(Reader, Protocol):
@@ -171,8 +172,6 @@ def hinge(length: Tensor) -> Tensor:
 
 def rank_table(slots: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """P (M, C): sine and cosine interleaved, of angle r 10000^(-2j/C), scaled to length 1 like a thought."""
-    angle = torch.arange(slots, dtype=torch.float64, device=device)[:, None] * 10_000.0 ** (
-        -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    )
-    table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
+    angles = Rotation(torch.arange(slots, device=device), width, dtype=torch.float64)
+    table = torch.stack((angles.sin_TD, angles.cos_TD), dim=-1).flatten(1)
     return (table / (width / 2) ** 0.5).float()

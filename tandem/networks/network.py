@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
@@ -92,11 +93,11 @@ def columns_of(tokens: Tensor, rows: int) -> Tensor:
     return tokens.reshape(rows, -1)
 
 
-def aligned(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Prompts as a batch (B, T), padded in front, and the padding of each, (B,)."""
-    longest = max(map(len, prompts))
-    pads = [longest - len(prompt) for prompt in prompts]
-    return torch.tensor([[0] * n + prompt for n, prompt in zip(pads, prompts, strict=True)]), torch.tensor(pads)
+def aligned(texts: list[list[int]], in_front: bool = True) -> tuple[Tensor, Tensor]:
+    """Texts as a batch (B, T), padded in front or at their ends, and the padding of each, (B,)."""
+    rows = [torch.tensor(text, dtype=torch.long) for text in texts]
+    tokens = pad_sequence(rows, batch_first=True, padding_side="left" if in_front else "right")
+    return tokens, tokens.shape[1] - torch.tensor([len(text) for text in texts])
 
 
 def padded(vocabulary: int, sentinels: int = 0) -> int:

@@ -62,8 +62,7 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
     found = [(kind, registered(kind)[name]) for kind in KINDS if name in registered(kind)]
     if not found:
         known = [*KINDS, *recipes(), *(choice for kind in KINDS for choice in registered(kind))]
-        near = did_you_mean(next((other for other in known if other.endswith(f"/{name}")), name), known)
-        raise UserError(f"{name}: nothing has this name; {near}`tandem show` lists what there is")
+        raise UserError(f"{name}: nothing has this name; {did_you_mean(name, known)}`tandem show` lists what there is")
     return "\n\n".join(_explain_class(kind, name, cls) for kind, cls in found)
 
 

@@ -216,10 +216,7 @@ def find(reference: str, beside: Path = Path()) -> Path:
         return named[reference]
     wanted = beside / reference
     if not is_path(reference):
-        near = next(
-            (name for name in named if name.endswith(f"/{reference}") or reference.endswith(f"/{name}")), reference
-        )
-        near = did_you_mean(near, named)
+        near = did_you_mean(reference, named)
     elif wanted.is_file():
         return wanted
     else:

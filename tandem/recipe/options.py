@@ -16,7 +16,8 @@ from tandem.recipe.settings import SECTIONS, Settings, describe, did_you_mean, p
 RECIPE = "a recipe"
 """The `name` of a recipe's own options, which are in no section; other options may be read without a section, too."""
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+"""What stands for a variable of the environment, by its name."""
 
 
 def read_options(
@@ -41,11 +42,11 @@ def read_options(
 def as_written(value: Any, written: Any) -> Any:
     """`value` with each `${NAME}` restored where `written` has it."""
     if isinstance(value, dict) and isinstance(written, dict):
-        names = {_substituted(key): key for key in written}
+        names = {substituted(key): key for key in written}
         return {names.get(key, key): as_written(value[key], written.get(names.get(key))) for key in value}
     if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
         return list(map(as_written, value, written))
-    return written if isinstance(written, str) and _VARIABLE.search(written) else value
+    return written if isinstance(written, str) and VARIABLE.search(written) else value
 
 
 def origins(settings: Settings, node: Node, prefix: str) -> Iterator[tuple[str, Origin]]:
@@ -79,15 +80,16 @@ def _expand(node: Node, key: str, problems: Problems) -> Any:
         return [_expand(item, key, problems) for item in node.value]
     if not isinstance(node.value, str):
         return node.value
-    for name in _VARIABLE.findall(node.value):
+    for name in VARIABLE.findall(node.value):
         if name not in os.environ:
             reason = f"the environment has no {name}; set it (export {name}=...), or write the text out"
             problems.add(node.origin, f"{key} = {shown(node.value)}: {reason}")
-    return _substituted(node.value)
+    return substituted(node.value)
 
 
-def _substituted(text: str) -> str:
-    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)
+def substituted(text: str) -> str:
+    """The text with every `${NAME}` of the environment replaced; of other names it stays."""
+    return VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)
 
 
 def _explain(

@@ -140,8 +140,11 @@ _BOUNDS = {
 
 
 def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """A hint to put before the list of allowed words: "did you mean network.window? ", or nothing."""
-    near = difflib.get_close_matches(word, list(words), n=1)
+    """A hint to put before the list of allowed words: "did you mean network.window? ", or nothing. For tiny,
+    decoder/tiny is the nearest of all."""
+    known = list(words)
+    parts = [other for other in known if other.endswith(f"/{word}") or word.endswith(f"/{other}")]
+    near = parts or difflib.get_close_matches(word, known, n=1)
     return f"did you mean {prefix}{near[0]}? " if near else ""
 
 

@@ -73,6 +73,8 @@ class RunFolder:
         if not folder.recipe.is_file():
             if (above := run_above(path)) is not None:
                 raise UserError(f"{path}: inside the run {above}, which is the folder to give")
+            if inside := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
+                raise UserError(f"{path}: holds runs, and is none: give one of {', '.join(inside)}")
             others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))
             near = did_you_mean(path.name, others, f"{path.parent}/")
             there = f"runs in {path.parent}: {', '.join(others)}" if others else f"{path.parent} holds no run"

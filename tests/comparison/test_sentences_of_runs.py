@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
+from tandem.comparison.texts import recorded
 from tandem.comparison.trained import evaluate, open_model, open_trained, run_tasks, write_model
 from tandem.corpus import SUBSET, Order, Segmentation, sentences
 from tandem.evaluation.likelihood import likelihood
@@ -107,6 +108,9 @@ def test_what_reads_documents_whole_is_scored_in_windows_beside(spans, trained):
     assert whole.nll == pytest.approx(judged["nats_per_token"], rel=1e-6) and abs(cut.nll - whole.nll) > 1e-4
     words = f" as published; {cut.nll:.3f} and {cut.nll_with_boundaries:.3f} in windows of the context), "
     assert words in in_words(judged) and words in evaluate(path, None)
+    shares = []
+    recorded(run, run.corpus.validation, progress=lambda done, total: shares.append(done / total))
+    assert shares == sorted(shares) and shares[-1] == 1 and shares.count(1) == 1 and 0.5 in shares
     assert "in_windows" not in json.loads((trained / "result.json").read_text())["likelihood"]
 
 

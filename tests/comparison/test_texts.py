@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 from typed import tandem
 
 from tandem.comparison.trained import open_trained
@@ -43,6 +45,21 @@ def test_each_text_is_scored_at_the_end_shown_and_recorded(trained):
         assert text["nats"] == pytest.approx(expected.nats, rel=1e-5)  # float32 in rows of another shape
         assert text["bits_per_byte"] == pytest.approx(text["nats"] / math.log(2) / text["bytes"], rel=1e-12)
         assert f"{text['bits_per_byte']:.3f} bits/byte on {name}: {text['tokens']:,} tokens" in said
+
+
+def test_what_a_tokenizer_does_not_know_is_told_beside_the_bits(tmp_path):
+    """They count as if they were predicted: `<unk>` says that there is a word, and not which."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1, "sees": 2}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "words.json"))
+    for name in ("text", "other"):
+        (tmp_path / f"{name}.txt").write_text("cat sees cat sees unseen")
+    given = [f"corpus.texts=[{tmp_path}/text.txt]", f"corpus.validation=[{tmp_path}/other.txt]"]
+    given += [f"corpus.tokenizer={tmp_path}/words.json", f"corpus.folder={tmp_path}/corpora"]
+    done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *SMALL, *given)
+    assert done.exit_code == 0, done.output
+    assert "21 bytes (29.2% unknown to the tokenizer), 1 document" in done.output
+    assert json.loads((tmp_path / "mine/result.json").read_text())["likelihood"]["unknown"] == 7 / 24
 
 
 def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path):

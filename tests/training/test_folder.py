@@ -58,6 +58,8 @@ def test_a_missing_run_is_answered_with_those_that_are_there(tmp_path):
         RunFolder.open(tmp_path / "mime")
     with pytest.raises(UserError, match=f"nothing: inside the run {tmp_path}/mine, which is the folder to give"):
         RunFolder.open(tmp_path / "mine" / "models" / "nothing")
+    with pytest.raises(UserError, match="holds runs, and is none: give one of mine, yours"):
+        RunFolder.open(tmp_path)
     with pytest.raises(UserError, match="holds no run"):
         RunFolder.open(tmp_path / "other" / "nothing")
 

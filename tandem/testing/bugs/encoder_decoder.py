@@ -29,7 +29,7 @@ BUGS = {
         ("what was cut out starts as after a prompt", NETWORKS,
          "return first != start_of_generation(self.vocabulary)", "return first >= 0"),
         ("the context that is padded is read with its pads", "unequal_prompts",
-         "self.lo + lengths, N if", "torch.full_like(lengths, N), N if"),
+         "self.lo + N - pads, N if", "torch.full_like(pads, N), N if"),
         ("positions go on behind the context in training alone", "decoding",
          "N if goes_on else 0", "0"),
         ("latents are not turned in training", "decoding",

@@ -90,7 +90,7 @@ BUGS = {
         ("a mixture is measured by its documents, not by its shares", "tests/analysis/test_mutual_information.py",
          "order.documents(0, order.once)", "(np.arange(len(order.store)), 0)"),
         ("an interval as of independent estimates", "tests/analysis/test_mutual_information.py",
-         "np.sqrt((n - 1) / n * ", "np.sqrt(1 / (n - 1) / n * "),
+         "* (n - 1) ** 0.5)", "/ (n - 1) ** 0.5)"),
         ("weights of a bag rise", "tests/analysis/test_mutual_information.py",
          "slot**law.exponent", "slot**-law.exponent"),
         ("rare ids are the classes", "tests/analysis/test_mutual_information.py",
