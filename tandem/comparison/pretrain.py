@@ -144,19 +144,8 @@ def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
 
 
 def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
-    recipe, step, ranks = run.recipe, run.progress.step, run.ranks
-    if not ranks.first(folder.plan.exists):
-        speed = run.speed or run.measure()
-        seconds = speed.start_seconds + speed.seconds(run.flops(run.steps))
-        made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
-        ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
-    plan = ranks.first(lambda: read_part(folder.plan, page=dict, seconds=float))
-    ranks.first(lambda: folder.truncate_metrics(step or None))
-    begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
-    say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {recipe.seed}", "run")
-    for title, text in plan["page"].items():
-        say(text, title)
-    keep = recipe.checkpoint
+    recipe, ranks, keep = run.recipe, run.ranks, run.recipe.checkpoint
+    planned_seconds = _announced(run, folder)
 
     def save() -> None:
         ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
@@ -164,23 +153,10 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         network, optimiser = run.network, run.optimiser
         checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)
 
-    with Log(recipe.log, folder, step, writes=ranks.is_first) as log:
+    with Log(recipe.log, folder, run.progress.step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
-        judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
-        if judged is None or not ranks.first((folder.path / DOCUMENTS).exists):
-            with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
-                found, again = judge(run, run.steps, recipe.evaluation.final_documents, progress, end=True)
-            # Write the file first: the record marks it as done.
-            ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
-            if judged is None:
-                ranks.first(lambda: log.write(again, noted(run.note, in_words(again))))
-            judged = judged or again
-        texts = ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
-        if texts["texts"].keys() != recipe.evaluation.texts.keys():
-            texts = {"kind": "texts", "step": run.steps, **judge_texts(run)}
-            words = f"\n{'':<12}".join(noted(run.note, in_words(text, name)) for name, text in texts["texts"].items())
-            ranks.first(lambda: log.write(texts, words))
+        judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
     if not run.note and not refusal(type(network)):
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
@@ -194,13 +170,61 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         "evaluation_seconds": texts["seconds"] + sum(record["seconds"] for record in folder.records("likelihood")),
         "spikes": run.progress.spikes,
         "skipped": run.progress.skipped,
-        "planned_seconds": plan["seconds"],
+        "planned_seconds": planned_seconds,
         "parameters": run.cost.parameters,
         "likelihood": judged,
         "texts": texts["texts"],
         "samples": samples(run),
         "decoding": asdict(decoding(run)),
     }
+
+
+def _announced(run: Run, folder: RunFolder) -> float:
+    """Plans the run if that is not done, drops what was recorded after its checkpoint, and tells of both; returns the
+    planned seconds."""
+    step, ranks = run.progress.step, run.ranks
+    if not ranks.first(folder.plan.exists):
+        speed = run.speed or run.measure()
+        seconds = speed.start_seconds + speed.seconds(run.flops(run.steps))
+        made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
+        ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
+    plan = ranks.first(lambda: read_part(folder.plan, page=dict, seconds=float))
+    ranks.first(lambda: folder.truncate_metrics(step or None))
+    begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
+    say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {run.recipe.seed}", "run")
+    for title, text in plan["page"].items():
+        say(text, title)
+    return plan["seconds"]
+
+
+def _judged(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
+    """The record of the likelihood at the end, made and logged if there is none; also writes the arrays by document."""
+    ranks = run.ranks
+    judged = ranks.first(lambda: _of_the_end(folder, "likelihood", run))
+    if judged is not None and ranks.first((folder.path / DOCUMENTS).exists):
+        return judged
+    with progress_bar("scoring held-out text", TaskProgressColumn()) as progress:
+        found, again = judge(run, run.steps, run.recipe.evaluation.final_documents, progress, end=True)
+    # Write the file first: the record marks it as done.
+    ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
+    if judged is None:
+        ranks.first(lambda: log.write(again, noted(run.note, in_words(again))))
+    return judged or again
+
+
+def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
+    """The record of the likelihood of the recipe's evaluation texts, made and logged if there is none."""
+    texts = run.ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
+    if texts["texts"].keys() == run.recipe.evaluation.texts.keys():
+        return texts
+    stores, found, began = text_stores(run.recipe, run.corpus), {}, time.perf_counter()
+    for name, store in stores.items():
+        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
+            _, found[name] = recorded(run, store, None, "all", progress)
+    texts = {"kind": "texts", "step": run.steps, "texts": found, "seconds": time.perf_counter() - began}
+    words = f"\n{'':<12}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
+    run.ranks.first(lambda: log.write(texts, words))
+    return texts
 
 
 def _of_the_end(folder: RunFolder, kind: str, run: Run) -> dict[str, Any] | None:
@@ -273,16 +297,6 @@ def decoding(run: Run) -> Decoding:
     network, tokenizer = run.whole_network(), run.corpus.tokenizer
     prompt = network.prompt(tokenizer, tokenizer.decode(stored)) or [tokenizer.eos]
     return measure_decoding(network, prompt, max(1, min(64, context // 4)))
-
-
-def judge_texts(run: Run) -> dict[str, Any]:
-    """Likelihood of the recipe's evaluation texts, as a record."""
-    stores, found = text_stores(run.recipe, run.corpus), {}
-    began = time.perf_counter()
-    for name, store in stores.items():
-        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            _, found[name] = recorded(run, store, None, "all", progress)
-    return {"texts": found, "seconds": time.perf_counter() - began}
 
 
 def noted(note: str, words: str) -> str:
