@@ -118,6 +118,8 @@ class Store:
     @functools.cached_property
     def unknown(self) -> float:
         """Share of the text's bytes that the tokenizer does not know."""
+        if self.tokenizer.unknown is None:
+            return 0.0
         held = self.token_bytes[self.tokens == self.tokenizer.unknown]
         return float(held.sum(dtype=np.int64) / max(1, self.token_bytes.sum(dtype=np.int64)))
 

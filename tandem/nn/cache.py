@@ -34,9 +34,9 @@ class Cache:
     def append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Stores T entries; returns views (B, G, N, D) of all entries that their queries may read, oldest first."""
         T = k_BGTD.shape[2]
-        if self.window is not None and self.window < T:
-            return self._take_end(k_BGTD, v_BGTD, self.window)
         if self.window is not None:
+            if self.window < T:
+                return self._take_end(k_BGTD, v_BGTD, self.window)
             self.start = max(self.start, self.end - self.window)
         if self.kv is None or self.end + T > self.kv.shape[3]:
             self._make_room(k_BGTD, T)
