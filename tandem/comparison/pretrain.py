@@ -185,7 +185,7 @@ def _announced(run: Run, folder: RunFolder) -> float:
     step, ranks = run.progress.step, run.ranks
     if not ranks.first(folder.plan.exists):
         speed = run.speed or run.measure()
-        seconds = speed.start_seconds + speed.seconds(run.flops(run.steps))
+        seconds = speed.seconds(run.flops(run.steps))
         made = {"steps": run.steps, "page": page(run, speed), "seconds": seconds, "corpus": run.corpus.fingerprints}
         ranks.first(lambda: replace_file(folder.plan, json.dumps(made, indent=1).encode()))
     plan = ranks.first(lambda: read_part(folder.plan, page=dict, seconds=float))

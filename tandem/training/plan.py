@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def page(run: "Run", speed: Speed) -> dict[str, str]:
     """The plan by line title."""
     recipe, cost = run.recipe, run.cost
-    batch, seconds = recipe.batch, speed.start_seconds + speed.seconds(run.flops(run.steps))
+    batch, seconds = recipe.batch, speed.seconds(run.flops(run.steps))
     written = {key: value.strip('"') for key, value, _ in recipe.table() if value != "null"}
     options = {key: value for key, value in written.items() if key.startswith("network.")}
     name = options.pop("network.name")
@@ -38,7 +38,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per position = {by_part}",
         "budget": f"{recipe.budget} = {_phases(run)}"
         f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",
-        "time": f"about {clock(seconds)} at "
+        "time": f"about {clock(speed.start_seconds + seconds)} with the start, then at "
         f"{scaled(run.tokens(run.steps) / seconds)} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
