@@ -219,7 +219,6 @@ def _place(runs: Path, name: str) -> Path:
 
 def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
     from tandem.comparison.pretrain import pretrain
-    from tandem.training.health import Stopped
     from tandem.training.parallel import joined
 
     with joined() as ranks:
@@ -228,12 +227,7 @@ def _train(recipe: Callable[[], Any], path: Callable[[Any], Path]) -> None:
             target = path(loaded)
         for note in loaded.notes if ranks.is_first else ():
             print(note, file=sys.stderr)
-        try:
-            pretrain(loaded, target, ranks=ranks)
-        except Stopped as stopped:
-            if ranks.is_first:
-                print(stopped, file=sys.stderr)
-            sys.exit(128 + stopped.signal_number)
+        pretrain(loaded, target, ranks=ranks)
 
 
 @main.command()
@@ -251,19 +245,14 @@ def compare(
     Started several times, on one machine or on many that share the folder, the commands divide the runs among them.
     """
     from tandem.comparison import grid
-    from tandem.training.health import Stopped
 
     loaded = grid.load_grid(study, overrides or [])
     for note in dict.fromkeys(note for cell in loaded.cells.values() for note in cell.notes):
         print(note, file=sys.stderr)
     if list_only:
         print(grid.status(loaded, studies / loaded.name))
-        return
-    try:
+    else:
         grid.compare(loaded, studies / loaded.name, processes)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(128 + stopped.signal_number)
 
 
 @main.command()

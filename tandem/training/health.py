@@ -23,12 +23,12 @@ class NotFinite(UserError):
     exit_code = 3  # lets a search for learning rates tell a rate that is too high from a user error
 
 
-class Stopped(Exception):
+class Stopped(UserError):
     """A run or a study was asked to stop and has saved itself; `where` says how far it has come."""
 
-    def __init__(self, where: str, signal_number: int):
+    def __init__(self, where: str, signal_number: int, is_told_elsewhere: bool = False):
         super().__init__(f"stopped {where}; the same command goes on from there")
-        self.signal_number = signal_number
+        self.exit_code, self.is_told_elsewhere = 128 + signal_number, is_told_elsewhere
 
 
 def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str) -> None:

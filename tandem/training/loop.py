@@ -84,10 +84,10 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
             if last or taken.asked or (step + 1) % save_every == 0:
                 save()
             if taken.asked and not last:
-                raise Stopped(f"after step {step + 1}", taken.asked)
+                raise Stopped(f"after step {step + 1}", taken.asked, not run.ranks.is_first)
     _, asked = run.ranks.total_counts({}, stop.signal_number)  # a signal before or during the last step
     if asked:
-        raise Stopped(f"after step {run.steps}", asked)
+        raise Stopped(f"after step {run.steps}", asked, not run.ranks.is_first)
 
 
 def _event(run: "Run", taken: Taken, seconds: float) -> Step:
