@@ -240,14 +240,14 @@ def test_a_run_is_opened_where_its_device_is_not_and_without_its_optimiser(run, 
 
 
 def test_every_checkpoint_that_is_kept_can_be_opened(small_corpus, tmp_path):
-    kept = [*SMALL, *small_corpus, "checkpoint.every=2", "checkpoint.milestones=[2]"]
+    kept = [*SMALL, *small_corpus, "checkpoint.every=2", "checkpoint.keep=9"]
     assert tandem("train", "decoder/tiny", "--run", "new", "--runs", tmp_path, *kept).exit_code == 0
     new = tmp_path / "new"
     for command in (["evaluate", new], ["export", new, tmp_path / "model"]):
         done = tandem(*command, "--step", 2)
         assert done.exit_code == 0 and "step 2" in done.stdout, done.output
     assert tandem("generate", new, "cat", "--tokens", 2, "--step", 2).exit_code == 0
-    refused(tandem("analyse", "state_window", new, "--step", 4), "no checkpoint of step 4; there are those of 2, 6")
+    refused(tandem("analyse", "state_window", new, "--step", 3), "no checkpoint of step 3; there are those of 2, 4, 6")
     refused(tandem("analyse", "coordinate_check", "decoder/tiny", "--step", 2), "--step is for runs")
     refused(tandem("generate", new / "model", "--step", 2), "an exported model is of one step")
 

@@ -151,7 +151,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
         at, progress = run.progress.step, vars(run.progress)
         network, optimiser = run.network, run.optimiser
-        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, keep.milestones, ranks)
+        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, ranks)
 
     with Log(recipe.log, folder, run.progress.step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]

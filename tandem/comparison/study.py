@@ -170,8 +170,6 @@ class Study:
         split = ("tuning" if job.trial else "comparison") if self.rates else "all"
         budget = _part(self.budget, self.part(job)) if job.trial else self.budget
         given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
-        if job.trial:  # a trial may be shorter than the run that these are steps of
-            given["checkpoint"] = {"milestones": []}
         layers = self.layers[job.arm]
         curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)
         return resolve([curve, *layers, _node(given, DERIVED)], layers[-1].origin, Problems())

@@ -26,7 +26,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,7 @@ class Checkpoints:
         every: int = Field(500, ge=1)
         """Steps between checkpoints; the last step is always saved."""
         keep: int = Field(1, ge=1)
-        """How many of the newest checkpoints are kept."""
-        milestones: list[int] = []
-        """Steps whose checkpoints are never deleted; multiples of `every`. `--step` opens them."""
-
-    @classmethod
-    def check(cls, recipe: Any):
-        for step in recipe.checkpoint.milestones:
-            if step <= 0 or step % recipe.checkpoint.every:
-                yield "checkpoint.milestones", f"{step} is no multiple of checkpoint.every, so it is never saved"
+        """How many of the newest checkpoints are kept; `--step` opens any of them."""
 
 
 class SaveFailed(UserError):
@@ -75,10 +67,9 @@ def save(
     optimiser: AdamW,
     progress: Mapping[str, Any],
     keep: int,
-    milestones: Collection[int] = (),
     ranks: Ranks = ALONE,
 ) -> Path:
-    """Saves `step` in `folder`, then deletes all but the newest `keep` and the milestones; returns its path.
+    """Saves `step` in `folder`, then deletes all but the newest `keep`; returns its path.
 
     A step that is saved already is left as it is, because the state of a run is a function of the step.
     Raises: SaveFailed, in all processes, when the disk of any is full or fails; earlier checkpoints remain.
@@ -116,8 +107,7 @@ def save(
         raise failed from error
     if ranks.is_first:
         for old in standing(folder)[:-keep]:
-            if step_of(old) not in milestones:
-                shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
+            shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
     return target
 
 

@@ -229,14 +229,11 @@ def test_the_first_save_can_fail_too(tmp_path, monkeypatch):
     assert latest(tmp_path / "checkpoints") is None
 
 
-@pytest.mark.parametrize(
-    ("keep", "milestones", "left"),
-    [(1, (), [50]), (2, (), [40, 50]), (9, (), [10, 20, 30, 40, 50]), (1, {10, 30}, [10, 30, 50])],
-)
-def test_the_newest_and_the_milestones_are_kept(tmp_path, keep, milestones, left):
+@pytest.mark.parametrize(("keep", "left"), [(1, [50]), (2, [40, 50]), (9, [10, 20, 30, 40, 50])])
+def test_the_newest_are_kept(tmp_path, keep, left):
     run = build()
     for step in (10, 20, 30, 40, 50):
-        assert save(tmp_path, step, *run, PROGRESS, keep, milestones) == latest(tmp_path)
+        assert save(tmp_path, step, *run, PROGRESS, keep) == latest(tmp_path)
     assert [step_of(path) for path in standing(tmp_path)] == left
     assert len(list(tmp_path.iterdir())) == len(left)
 

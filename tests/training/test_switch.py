@@ -170,15 +170,6 @@ def test_bags_that_would_end_after_the_run_are_refused(recipe, tmp_path):
     assert "(bags of 2 until step 10)" in plan(recipe("objective.until=1.0"))
 
 
-def test_milestones_after_the_run_are_refused(recipe, tmp_path):
-    made = recipe("checkpoint.every=2", "checkpoint.milestones=[8, 12]")
-    for begin in (plan, lambda made: pretrain(made, tmp_path / "run")):
-        with pytest.raises(UserError, match=r"milestones: the run has 10 steps, so it would never save \[12\]; take"):
-            begin(made)
-    assert not (tmp_path / "run").exists()
-    assert plan(recipe("checkpoint.every=2", "checkpoint.milestones=[8, 10]"))
-
-
 @pytest.mark.parametrize("budget", ["10 steps", "1 seconds"])
 def test_rows_of_bags_that_can_not_be_dealt_out_are_refused_before_the_first_step(recipe, monkeypatch, budget):
     monkeypatch.setattr("torch.distributed.all_gather_object", lambda found, mine: None)  # all others are like this one
