@@ -22,22 +22,9 @@ from torch import Tensor
 from tandem.analysis.analysis import Analysis, Sums, chosen_documents, first_tokens
 from tandem.corpus import Batch
 from tandem.networks.double_decoder import DoubleDecoder
-from tandem.nn.attention import Source
-from tandem.nn.spans import Span, readable
+from tandem.nn.attention import Source, scores
 from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
-
-
-def weights(q: Tensor, sources: list[Source]) -> tuple[Tensor, Tensor]:
-    """(scores, weights), both (B, H, T, N of all sources side by side); scores are -inf where nothing is read."""
-    H, parts = q.shape[1], []
-    for source in sources:
-        assert isinstance(source.span, Span)
-        k = source.k.repeat_interleave(H // source.k.shape[1], dim=1)
-        may = readable(source.span, k.shape[2])[:, None].to(q.device)
-        parts.append((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~may, -torch.inf))
-    scores = torch.cat(parts, dim=-1)
-    return scores, scores.softmax(-1)
 
 
 @torch.no_grad()
@@ -45,11 +32,11 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
     """Adds every measure of a batch by (stack, layer, name): variances for the scores' deviation, squares for RMS."""
 
     def watch(stack: str, layer: int, q: Tensor, sources: list[Source]) -> None:
-        scores, p = weights(q.double(), [Source(s.k.double(), s.v, s.span) for s in sources])
-        read = scores.isfinite()
+        score, _ = scores(q.double(), sources)
+        p, read = score.softmax(-1), score.isfinite()
         size = read.sum(-1)
-        mean = scores.masked_fill(~read, 0).sum(-1, keepdim=True) / size[..., None]
-        variance = (scores - mean).masked_fill(~read, 0).square().sum(-1) / size
+        mean = score.masked_fill(~read, 0).sum(-1, keepdim=True) / size[..., None]
+        variance = (score - mean).masked_fill(~read, 0).square().sum(-1) / size
         measures = {"variance": variance[size > 1], "entropy": torch.special.entr(p).sum(-1).flatten()}
         if stack == "generation":
             own, latents = (x.sum(-1) for x in p.tensor_split([sources[0].k.shape[2]], dim=-1))

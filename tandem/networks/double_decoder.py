@@ -38,14 +38,14 @@ from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, SpanReader
 from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
 from tandem.networks.network import Network, padded
-from tandem.nn.attention import Plan, Source, attend, plan_attention
+from tandem.nn.attention import Plan, Source, attend, plan_attention, scores
 from tandem.nn.block import Block, BlockConfig, current_parts, heads_of, linear_work
 from tandem.nn.head import token_nll
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
 from tandem.nn.rope import Rotation
-from tandem.nn.spans import Span, causal, readable
+from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
 TILE = 192
@@ -360,12 +360,9 @@ def _weighed(q: Tensor, source: Source) -> tuple[Tensor, Tensor]:
 
     Where a query reads nothing: 0 and -inf, both without gradient.
     """
-    assert isinstance(source.span, Span)
-    H, exact = q.shape[1], torch.promote_types(q.dtype, torch.float32)
-    k, v = (x.repeat_interleave(H // x.shape[1], dim=1).to(exact) for x in (source.k, source.v))
-    may = readable(source.span, k.shape[2])[:, None].to(q.device)
-    empty = ~may.any(-1)
-    score = (q.to(exact) @ k.mT * q.shape[-1] ** -0.5).masked_fill(~(may | empty[..., None]), -torch.inf)
+    score, v = scores(q, [source])
+    empty = score.isneginf().all(-1)
+    score = score.masked_fill(empty[..., None], 0)
     y = (score.softmax(-1) @ v).masked_fill(empty[..., None], 0)
     return y, score.logsumexp(-1).masked_fill(empty, -torch.inf)
 

@@ -65,15 +65,20 @@ def attend_dense(
         of_group = [[Source(s.k, s.v, _groups(s.span)[g]) for s in sources] for g in range(len(q))]
         results = [attend_dense(q[g], of_group[g], scale=scale, return_lse=return_lse) for g in range(len(q))]
         return tuple(zip(*results, strict=True)) if return_lse else tuple(results)
+    score_BHTN, v_BHND = scores(q, sources, scale)
+    y_BHTD = score_BHTN.softmax(-1).nan_to_num(0.0) @ v_BHND  # an empty row is 0/0: defined as zero
+    return (y_BHTD.to(q.dtype), score_BHTN.detach().logsumexp(-1)) if return_lse else y_BHTD.to(q.dtype)
+
+
+def scores(q: Tensor, sources: Sequence[Source], scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """(scores (B, H, T, N) of all keys, source by source, -inf where one is not read; values (B, H, N, D))."""
     B, H, _, D = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     k_BHND = torch.cat([s.k.repeat_interleave(H // s.k.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     v_BHND = torch.cat([s.v.repeat_interleave(H // s.v.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     may_BTN = torch.cat([readable(_groups(s.span)[0], s.k.shape[2]).expand(B, -1, -1) for s in sources], dim=2)
     score_BHTN = q.to(dtype) @ k_BHND.mT * (D**-0.5 if scale is None else scale)
-    score_BHTN = score_BHTN.masked_fill(~may_BTN[:, None].to(q.device), -torch.inf)
-    y_BHTD = score_BHTN.softmax(-1).nan_to_num(0.0) @ v_BHND  # an empty row is 0/0: defined as zero
-    return (y_BHTD.to(q.dtype), score_BHTN.detach().logsumexp(-1)) if return_lse else y_BHTD.to(q.dtype)
+    return score_BHTN.masked_fill(~may_BTN[:, None].to(q.device), -torch.inf), v_BHND
 
 
 def _groups(span: Span | Groups) -> Groups:

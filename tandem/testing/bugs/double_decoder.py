@@ -126,9 +126,6 @@ BUGS = {
          "has_context = read[..., sources[0].k.shape[2] :].any(-1)"),
         ("what fills a row is a query", MASS,
          "min(tokens, has)", "tokens"),
-        ("heads read the keys of another group", MASS,
-         "source.k.repeat_interleave(H // source.k.shape[1], dim=1)",
-         "source.k.repeat(1, H // source.k.shape[1], 1, 1)"),
     ],
     "analysis/analysis.py": [
         ("a record is that of the last document", MASS,
