@@ -108,16 +108,6 @@ def test_only_what_is_missing_is_named_where_a_weight_is(llama):
         load_exported(llama)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_file_that_is_absent_or_cut_short_is_named(name, llama):
-    (llama / name).write_bytes((llama / name).read_bytes()[:-40])
-    with pytest.raises(UserError, match=name):
-        load_exported(llama)
-    (llama / name).unlink()
-    with pytest.raises(UserError, match=f"{name}: no such file"):
-        load_exported(llama)
-
-
 def test_a_tokenizer_of_another_model_is_refused(llama):
     Tokenizer.train(["a cat, a dog, a mouse; the house of the mouse " * 20], 400).to_file(llama / "tokenizer.json")
     rewrite(llama / "config.json", vocab_size=259)

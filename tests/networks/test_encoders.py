@@ -229,19 +229,6 @@ def test_a_break_point_of_the_row_cuts_each_document_or_the_row_where_documents_
         assert not torch.allclose(asked(network, documents), asked(network, single))
 
 
-def test_later_tokens_of_a_suffix_change_no_logits_before_them():
-    network, text = HOUSE.build(), torch.tensor([document(20, 1)])
-    blocks = torch.where(torch.arange(20) < 8, 0, 8)[None]
-    batch = Batch(text, text, torch.zeros_like(text), blocks=blocks)
-    before = network(network.embed(text), batch)[0]
-    for cut in range(9, 20):
-        changed = replace(batch, tokens=torch.cat((text[:, :cut], text[:, cut:].flip(1) % (VOCABULARY - 1) + 1), dim=1))
-        after = network(network.embed(changed.tokens), changed)[0]
-        torch.testing.assert_close(after[:, :cut], before[:, :cut], rtol=0, atol=1e-12)
-    context = replace(batch, tokens=torch.cat((text[:, :3].flip(1), text[:, 3:]), dim=1))
-    assert not torch.allclose(network(network.embed(context.tokens), context)[0][:, 8], before[:, 8])
-
-
 def test_generation_starts_as_training_and_scores_do():
     """From the last token of the prompt, which is no context; every other start gives other probabilities."""
     text = document(12, 3)

@@ -87,16 +87,6 @@ def test_a_token_reads_its_own_block_and_the_latents_before_it(sink, seed):
                 assert not reached[:row].any() and not reached[row + 1 :].any()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_comes_later_changes_no_logit(seed):
-    network, text = build(sink=bool(seed % 2)), document(40, seed)
-    blocks = random_blocks(torch.zeros(1, 40, dtype=torch.long), seed)[0]
-    logits = logits_of(network, text, blocks)
-    for t in range(1, 40):
-        changed = logits_of(network, text[:t] + document(41, 99)[: 40 - t], blocks)
-        close(changed[:t], logits[:t], EXACT, f"logits before token {t}")
-
-
 def test_without_a_split_the_context_stack_is_idle():
     network, batch = build(partition=PartitionConfig(strategy="single")), pack(texts())
     hidden, _ = network(network.embed(batch.tokens), batch)

@@ -62,12 +62,6 @@ def test_micro_batches_change_nothing(make_run):
         assert float(parts.norm) == pytest.approx(float(once.norm), rel=1e-4)
 
 
-def test_recomputing_activations_changes_nothing(make_run):
-    kept, again = make_run(), make_run("training.recompute=true")
-    for step in range(3):
-        assert take_step(kept, step).means() == take_step(again, step).means()
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_matrix_products_of_a_step_are_of_the_precision_asked_for(make_run, precision):
     run, seen = make_run(f"training.precision={precision}"), set()
