@@ -38,7 +38,7 @@ from tandem.corpus import Store, Tokenizer
 from tandem.corpus.store import StoreWriter
 from tandem.evaluation.continuations import answers, question
 from tandem.evaluation.likelihood import likelihood
-from tandem.evaluation.task_files import HUB, TaskFile, Texts
+from tandem.evaluation.task_files import HUB, TaskFile
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
@@ -210,16 +210,13 @@ class TaskResult:
     settings: dict[str, Any]
 
 
-def run_tasks(adapter: Harness, files: Sequence[TaskFile | Texts], limit: int | None = None) -> list[TaskResult]:
+def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = None) -> list[TaskResult]:
     """Runs tasks on the first `limit` items of each, or on all.
 
-    Raises: UserError naming the task that cannot be read, or that the network cannot do, and why; TypeError for
-        texts, which `read_tasks` gives beside tasks and `likelihood` scores.
+    Raises: UserError naming the task that cannot be read, or that the network cannot do, and why.
     """
     results = []
     for file in files:
-        if isinstance(file, Texts):
-            raise TypeError(f"{file.name}: texts, no task of the harness; score them with evaluation/likelihood.py")
         try:
             results += _run(adapter, _loaded(file), limit)
         except UserError as error:

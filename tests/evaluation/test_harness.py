@@ -448,8 +448,3 @@ def test_the_tokenizer_of_another_network_is_refused():
     network = Decoder(Decoder.Config(width=32, heads=2, depth=1), 61, 64)
     with pytest.raises(UserError, match="the tokenizer has 257 ids, the network 61"):
         harness(network)
-
-
-def test_texts_are_no_tasks_of_the_harness():
-    with pytest.raises(TypeError, match="brown: texts, no task of the harness"):
-        run_tasks(harness(), [Texts("brown", "brown.yaml", {"brown": "brown.txt"})])
