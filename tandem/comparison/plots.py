@@ -25,7 +25,7 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
     losses = [next(iter(record["terms"].values())) for record in steps]
     with picture(path) as axes:
         axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
-        means = smoothed_by_phase([record.get("phase", 0) for record in steps], losses)  # absent in older records
+        means = smoothed_by_phase([record["phase"] for record in steps], losses)
         axes.plot(tokens, means, "C0", linewidth=1.6, label=f"{name}, training")
         if judged:
             numbers = [0, *(record["step"] for record in steps)]

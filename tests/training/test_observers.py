@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 
-from tandem.comparison.plots import plot_losses, smoothed_by_phase
+from tandem.comparison.plots import smoothed_by_phase
 from tandem.recipe import UserError
 from tandem.training.display import Display, Smoothed, clock, progress_bar, say, scaled, short
 from tandem.training.folder import RunFolder
@@ -178,12 +178,6 @@ def test_smoothing_starts_anew_where_a_step_is_asked_something_else():
     shown = re.findall(r"loss ([\d.]+) \(last", out.getvalue())
     assert shown == ["9.000", "7.947", "5.000", "4.474", "6.000"]
     assert smoothed_by_phase(100 * [0] + 100 * [100], [5.0] * 100 + [3.0] * 100).tolist() == [5.0] * 100 + [3.0] * 100
-
-
-def test_a_run_begun_before_steps_told_their_phase_is_drawn(tmp_path):
-    older = [{key: value for key, value in record(step=step).items() if key != "phase"} for step in (1, 2)]
-    plot_losses("mine", [*older, record(step=3)], tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").exists()
 
 
 def test_spikes_stand_in_the_line_of_a_step():
