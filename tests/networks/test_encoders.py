@@ -229,6 +229,17 @@ def test_a_break_point_of_the_row_cuts_each_document_or_the_row_where_documents_
         assert not torch.allclose(asked(network, documents), asked(network, single))
 
 
+def test_lengths_of_queries_and_keys_of_the_context_change_nothing_with_qk_norm():
+    config = HOUSE.config.model_copy(update={"qk_norm": True, "norm_eps": 1e-12})
+    network, batch = replace(HOUSE, config=config).build(), prefix_batch()
+    before = network.score(batch)
+    with torch.no_grad():
+        for block in network.stack[network.config.encoder_layers :]:
+            block.cross_q.weight *= 3
+            block.cross_kv.weight[: len(block.cross_kv.weight) // 2] *= 3
+    torch.testing.assert_close(network.score(batch), before)
+
+
 def test_generation_starts_as_training_and_scores_do():
     """From the last token of the prompt, which is no context; every other start gives other probabilities."""
     text = document(12, 3)
