@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 import tandem
 
 # Read when torch is imported: a waiting thread spins 10,000 times, then sleeps. The runtime's default spins for
-# milliseconds, so that beside one busy process a step takes five to fourteen times as long; sleeping at once makes
+# milliseconds, so that beside one busy process a step takes five to twelve times as long; sleeping at once makes
 # small products up to three times as slow on an idle machine (docs/log.md). The user's environment takes precedence.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -13,7 +13,7 @@ each of a few groups of documents in turn (a jackknife). In a bootstrap, documen
 but no new cells, so that the correction falls short, and every resample lies to one side of the estimate.
 
 Cost: one pass over the pairs of each distance for the estimate, one for the floor, and one for each group left out.
-Source: Token Superposition Training (arXiv 2605.06546), figure 7; estimator, sample and classes are ours.
+Source: Token Superposition Training (arXiv 2605.06546), where DCLM is measured; estimator, sample and classes are ours.
 Shapes: N pairs, M classes, K distances, D documents.
 """
 

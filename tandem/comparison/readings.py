@@ -7,7 +7,7 @@
 Between two run lengths, the baseline's loss is interpolated linearly in the logarithm of what is held equal. Nothing is
 extrapolated beyond its shortest and longest run, except over the hundredth by which whole steps miss a budget. All runs
 are complete: a loss during training, before the learning rate has decayed, is not comparable. Source: Token
-Superposition Training (arXiv 2605.06546), table 2 and figure 4.
+Superposition Training (arXiv 2605.06546), table 2.
 """
 
 import math
