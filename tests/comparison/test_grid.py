@@ -65,6 +65,8 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
         (GRID + "budget: 5 steps\n", "budget: each cell has a budget of its own; write grid.budgets"),
         (GRID.replace("{seeds: [1, 2],", "{budget: 5 steps,"), "budget: each cell has a budget of its own"),
         (GRID.replace("    small:", "    sm/all:"), "grid.sizes.sm/all: must be a name"),
+        (GRID.partition("grid:")[0] + "grid: 5\n", "grid: must be a mapping of sizes, budgets, rows"),
+        (STUDY.replace("arms:\n", "arms:\n  none: 5\n"), "arms.none = 5: must be a mapping"),
         (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
         (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
         (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
