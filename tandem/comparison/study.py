@@ -378,4 +378,4 @@ def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
     if isinstance(value, dict):
         value = Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
     node = value if isinstance(value, Node) else Node(value, origin)
-    return functools.reduce(lambda inner, key: Node({key: inner}, origin), reversed([*above]), node)
+    return functools.reduce(lambda inner, key: Node({key: inner}, origin, dotted=True), reversed([*above]), node)

@@ -24,7 +24,8 @@ its value, what is allowed and the nearest name.
     mine.yaml:7  network.windw = 64: no such key; did you mean network.window? sps takes depth, heads, width, window
 
 The YAML is version 1.2 (`6e-4` is a number; `no` and `12:30` are text) without aliases and tags; a whole number may be
-written `2e6`. Mappings merge key by key with those that they extend, anything else is replaced, and a section whose
+written `2e6`. Sections merge key by key with those that they extend, an option is replaced whole (`corpus.texts`,
+also where it is a mixture; a dotted key, `evaluation.texts.more=..`, adds to such a mapping), and a section whose
 `name` changes starts afresh, because the options of one choice mean nothing to another. `${NAME}` in a string is taken
 from the environment when the recipe is read (not in `extends`); a saved recipe and its fingerprint keep it as written,
 so that a run can move to a machine where its data are elsewhere. A saved recipe spells out every value: an override

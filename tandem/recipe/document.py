@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tandem.recipe.settings import UserError, did_you_mean
+from tandem.recipe.settings import UserError, did_you_mean, mappings
 
 
 class Origin(NamedTuple):
@@ -32,6 +32,8 @@ class Node:
 
     value: Any
     origin: Origin
+    dotted: bool = False
+    """A mapping that stands for a dotted key, `a` of `a.b: 1`: what else `a` holds below it stays."""
 
     def plain(self) -> Any:
         """The value alone."""
@@ -51,11 +53,17 @@ class Node:
         return node
 
     def over(self, base: "Node") -> "Node":
-        """This on top of `base`: mappings merge key by key, anything else replaces."""
-        if not (isinstance(self.value, dict) and isinstance(base.value, dict)):
-            return self
-        mine = {key: node.over(base.value.get(key, node)) for key, node in self.value.items()}
-        return Node(base.value | mine, self.origin)
+        """This on top of `base`: sections merge key by key, anything else replaces, an option that is a mapping too."""
+        whole = mappings()
+
+        def merged(top: Node, base: Node, *above: str) -> Node:
+            is_whole = above[-2:] in whole and not top.dotted
+            if is_whole or not (isinstance(top.value, dict) and isinstance(base.value, dict)):
+                return top
+            mine = {key: merged(node, base.value.get(key, node), *above, key) for key, node in top.value.items()}
+            return Node(base.value | mine, top.origin, top.dotted and base.dotted)
+
+        return merged(self, base)
 
 
 def shown(value: Any) -> str:
@@ -282,6 +290,6 @@ def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
             continue
         node = parse(text, OVERRIDE, problems, f"{override}: ", f"{key.strip()}.")
         for part in reversed(parts):
-            node = Node({part: node}, OVERRIDE)
+            node = Node({part: node}, OVERRIDE, dotted=True)
         tree = node.over(tree)
     return tree

@@ -109,6 +109,19 @@ def is_choice(kind: str) -> bool:
     return bool(registered(kind)) and None not in _registry[kind]
 
 
+def mappings() -> set[tuple[str, str]]:
+    """(section, option) of every option that is a mapping of data, such as a mixture: its keys are no options."""
+    register_all()
+    choices = ((kind, cls) for kind in SECTIONS for cls in registered(kind).values())
+    options = ((kind, name, field) for kind, cls in choices for name, field in cls.Config.model_fields.items())
+    return {(kind, name) for kind, name, field in options if _is_mapping(field.annotation)}
+
+
+def _is_mapping(annotation: Any) -> bool:
+    kind = get_origin(annotation)
+    return kind is dict or (kind in (Annotated, Union, UnionType) and any(map(_is_mapping, get_args(annotation))))
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import a module that only the optional dependencies `extra` install.
 

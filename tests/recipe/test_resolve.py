@@ -86,6 +86,19 @@ def test_a_parent_by_path_lies_beside_its_child():
     assert recipe("extends: er/base.yaml\n", path="deep/mine.yaml").seed == 5
 
 
+@pytest.mark.parametrize(("child", "overrides", "shares"), [
+    ("corpus: {shares: {c: 3}}", [], {"c": 3}),
+    ("corpus: {shares: {}}", [], {}),
+    ("", ["corpus.shares={c: 3}", "corpus.shares={d: 4}"], {"d": 4}),
+    ("", ["corpus={shares: {c: 3}}"], {"c": 3}),
+    ("", ["corpus.shares.c=3", "corpus.shares.d=4"], {"a": 1, "b": 2, "c": 3, "d": 4}),
+    ("", ["corpus.shares={}", "corpus.shares.c=3"], {"c": 3}),
+])  # fmt: skip
+def test_a_mapping_of_data_replaces_and_a_dotted_key_adds_to_it(child, overrides, shares):
+    recipe(BODY + "  shares: {a: 1, b: 2}\n", path="base.yaml")
+    assert recipe(f"extends: base.yaml\n{child}\n", overrides).corpus.shares == shares
+
+
 def test_a_list_replaces_and_an_empty_section_says_nothing():
     recipe(BODY + "batch: {context: 64}\n", path="base.yaml")
     run = recipe("extends: base.yaml\ncorpus: {texts: [b.txt]}\nbatch:\n")
