@@ -188,7 +188,7 @@ def train(
 
     _train(
         lambda: load(recipe, overrides or []),
-        lambda loaded: _place(runs, run or f"{Path(recipe).stem}-{loaded.fingerprint}"),
+        lambda loaded: _place(runs, run, f"{Path(recipe).stem}-{loaded.fingerprint}"),
     )
 
 
@@ -204,16 +204,17 @@ def convert(
 
     _train(
         lambda: converted(source, overrides or []),
-        lambda recipe: _place(runs, run or f"{source.name}-converted-{recipe.fingerprint}"),
+        lambda recipe: _place(runs, run, f"{source.name}-converted-{recipe.fingerprint}"),
     )
 
 
-def _place(runs: Path, name: str) -> Path:
-    """The folder of a run by its name, which must be that of one folder in `runs`."""
+def _place(runs: Path, given: str | None, otherwise: str) -> Path:
+    """The folder of a run by the name that is given, or otherwise, which must be that of one folder in `runs`."""
     from tandem.recipe import UserError
 
-    if name == ".." or Path(name).name != name:
-        raise UserError(f"--run {name}: must be the name of one folder, without /; --runs says where it lies")
+    name = otherwise if given is None else given
+    if name in ("", "..") or Path(name).name != name:
+        raise UserError(f"--run {name!r}: must be the name of one folder, without /; --runs says where it lies")
     return runs / name
 
 
@@ -370,7 +371,7 @@ def import_model(
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
-        return _place(runs, run or f"{folder.name}-{loaded.fingerprint}")
+        return _place(runs, run, f"{folder.name}-{loaded.fingerprint}")
 
     print(import_run(folder, recipe, overrides or [], path))
 

@@ -227,12 +227,12 @@ class Summary:
             return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
         bounds, confidence = difference.interval(level), f"{100 * (1 - level):g} % interval"
         low, high = (fixed(-bound) for bound in reversed(bounds))
+        closest = ", the least certain" if len(judged.to_best) > 1 else ""
         if judged.winner:
-            others = "every other arm" if len(judged.to_best) > 1 else rival
-            closest = f"; against {rival}, the least certain" if len(judged.to_best) > 1 else ""
+            others = f"every other arm; against {rival}{closest}" if closest else rival
             p = chance(judged.p_to_best[rival])
             return f"{judged.best} wins", (
-                f"It is better than {others}{closest}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
+                f"It is better than {others}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
             )
         if len(self.study.seeds) == 1 and math.isfinite(sum(bounds)):
             return "No winner: one seed", (
@@ -249,15 +249,15 @@ class Summary:
             else "More seeds alone would hardly show a difference this small; more held-out documents might."
         )
         return "No winner", (
-            f"{judged.best} is lowest, {by} below {rival}, but other seeds and documents alone make such a "
+            f"{judged.best} is lowest, {by} below {rival}{closest}, but other seeds and documents alone make such a "
             f"difference (p {chance(judged.p_to_best[rival])}, {over}). {more}"
         )
 
     @property
     def test(self) -> str:
         """The test, in words."""
-        pairs = self.judgement.pairs
-        holm = f", with Holm's correction over {pairs} pairs" if pairs > 1 else ""
+        pairs, arms = self.judgement.pairs, len(self.judgement.p_to_baseline)
+        holm = f"; Holm's correction is over {pairs} pairs for a winner, {arms} arms in the table" if arms > 1 else ""
         return (
             "Two-sided test of the difference in nats per token, paired by seed and document, against the sum of two "
             "Student variables, one for the variation over seeds and one for that over documents, "

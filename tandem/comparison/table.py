@@ -68,7 +68,7 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
 
 
 def corrected_p(summary: Summary, arm: str) -> str:
-    """The p-value of the difference to the baseline, Holm-corrected over the arms."""
+    """The p-value of the difference to the baseline, Holm-corrected over these differences."""
     p = summary.judgement.p_to_baseline.get(arm, math.nan)
     return NONE if math.isnan(p) else chance(p).removeprefix("= ")
 

@@ -242,6 +242,8 @@ def _read_section(kind: str, node: Node, recipe: Recipe, problems: Problems) -> 
             return problems.add(node.origin, f"{kind}.name: required; {choices}")
         if name not in [*classes]:
             near = did_you_mean(str(name), classes)
+            if other := next((other for other in SECTIONS if is_choice(other) and name in [*registered(other)]), None):
+                near = f"write {other}.name: {name}; "
             return problems.add(named.origin, f"{kind}.name = {shown(named.plain())}: no such {kind}; {near}{choices}")
         recipe.values[kind]["name"], recipe.origins[f"{kind}.name"] = name, named.origin
     recipe.choices[kind] = classes[name]

@@ -39,7 +39,7 @@ def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: s
     if bad:
         raise NotFinite(
             f"step {step}: {' and '.join(bad)} not finite; nothing was updated. The batch: {where}. "
-            "The last checkpoint stands; try a lower optimiser.lr, a longer schedule.warmup, "
+            "Checkpoints stand as they are; under another name, try a lower optimiser.lr, a longer schedule.warmup, "
             "or training.precision=float32"
         )
 

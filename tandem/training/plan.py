@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tandem.corpus import documents_to_read
@@ -29,8 +30,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
-        "text": f"{_sources(run)}: {scaled(int(run.corpus.train.lengths[read].sum()))} tokens in "
-        f"{counted(len(read), 'documents')}, {run.rows.of_run(run.steps).words}",
+        "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}",
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
@@ -68,15 +68,20 @@ def _peak(run: "Run") -> str:
     return f"; the rate reaches {reached:.2g} of its peak: schedule.warmup or schedule.decay is long for this run"
 
 
-def _sources(run: "Run") -> str:
-    """Where the text comes from; for a mixture, each source with its share and its size."""
-    store, parts = run.corpus.train, []
-    for number, (name, share) in enumerate(store.manifest.shares.items()):
-        lengths = store.lengths[store.source_of == number]
-        tokens = scaled(int(lengths.sum()))
-        parts.append(f"{name} {share:.1%} ({tokens} tokens in {counted(len(lengths), 'documents')})")
-    texts = run.recipe.corpus.texts
-    return " + ".join(parts) or (texts if isinstance(texts, str) else ", ".join(texts))
+def _sources(run: "Run", read: np.ndarray) -> str:
+    """Where the text comes from, its size, and how often it is read, if repeated; for a mixture, of each source."""
+    store, texts = run.corpus.train, run.recipe.corpus.texts
+
+    def size(lengths: np.ndarray, share: float = 1.0) -> str:
+        times = share * run.tokens(run.steps) / lengths.sum()
+        told = f"{scaled(int(lengths.sum()))} tokens in {counted(len(lengths), 'documents')}"
+        return told + (f", read {times:.3g} times" if times > 1 else "")
+
+    if not (shares := store.manifest.shares):
+        return f"{texts if isinstance(texts, str) else ', '.join(texts)}: {size(store.lengths[read])}"
+    of = store.source_of[read]
+    parts = ((name, share, store.lengths[read[of == number]]) for number, (name, share) in enumerate(shares.items()))
+    return " + ".join(f"{name} {share:.1%} ({size(lengths, share)})" for name, share, lengths in parts)
 
 
 def _phases(run: "Run") -> str:

@@ -40,7 +40,7 @@ class JsonLines:
                 data = data[self.file.write(data) :]
         except OSError as error:
             raise UserError(
-                f"{self.path}: not written ({error}); the last checkpoint stands. "
+                f"{self.path}: not written ({error}); checkpoints stand as they are. "
                 "Make room on the disk and start the same command again"
             ) from error
 

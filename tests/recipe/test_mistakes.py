@@ -243,6 +243,8 @@ WRONG_OVERRIDES = {
     "network.windw=64": f"override  network.windw = 64: no such key; did you mean network.width? {DECODER}",
     "network.depth=0": "override  network.depth = 0: must be a whole number >= 1",
     "network.name=sp": 'override  network.name = "sp": no such network; did you mean sps? one of decoder, sps',
+    "network.name=superposition": 'override  network.name = "superposition": no such network; write objective.name: '
+    "superposition; one of decoder, sps",
     "network": "override  network: write section.key=value, such as network.depth=4",
     "network..depth=3": "override  network..depth=3: write section.key=value, such as network.depth=4",
     "corpus.texts=[a": "override  corpus.texts=[a: cannot be read: while parsing a flow sequence "

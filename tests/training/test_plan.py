@@ -15,19 +15,20 @@ from tandem.training.schedule import WSD, Cosine
 from tandem.training.speed import Speed
 
 
-def test_the_sources_of_a_mixture_are_told_with_their_shares():
+def test_the_sources_of_a_mixture_are_told_with_their_shares_and_how_often_they_are_read():
     shares = {"wiki/*.jsonl.gz": 0.7, "books": 0.3}
     train = SimpleNamespace(
         manifest=SimpleNamespace(shares=shares), lengths=np.array([900, 600, 30]), source_of=np.array([0, 0, 1])
     )
-    run = SimpleNamespace(
-        corpus=SimpleNamespace(train=train), recipe=SimpleNamespace(corpus=SimpleNamespace(texts="builtin"))
+    recipe = SimpleNamespace(corpus=SimpleNamespace(texts="builtin"))
+    run = SimpleNamespace(corpus=SimpleNamespace(train=train), recipe=recipe, steps=2, tokens=lambda steps: 500 * steps)
+    every = np.arange(3)
+    assert _sources(run, every) == (
+        "wiki/*.jsonl.gz 70.0% (1.5 k tokens in 2 documents) + books 30.0% (30 tokens in 1 document, read 10 times)"
     )
-    assert _sources(run) == (
-        "wiki/*.jsonl.gz 70.0% (1.5 k tokens in 2 documents) + books 30.0% (30 tokens in 1 document)"
-    )
+    assert "70.0% (600 tokens in 1 document, read 1.17 times)" in _sources(run, every[1:])
     train.manifest.shares = {}
-    assert _sources(run) == "builtin"
+    assert _sources(run, every) == "builtin: 1.53 k tokens in 3 documents"
 
 
 def test_the_groups_of_the_optimiser_are_told_with_rate_and_decay():
