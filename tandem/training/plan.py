@@ -9,7 +9,9 @@ from tandem.corpus import documents_to_read
 from tandem.nn.init import roles
 from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
+from tandem.training.folder import RunFolder
 from tandem.training.speed import COUNTED, Speed
+from tandem.training.start import is_same_text
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -31,6 +33,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}",
+        **_start(run),
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
@@ -42,6 +45,14 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         f"{scaled(run.tokens(run.steps) / seconds)} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
     }
+
+
+def _start(run: "Run") -> dict[str, str]:
+    """Whose weights the run starts from, if any, and whether these may have seen what is held out here."""
+    if (path := run.recipe.start.run) is None:
+        return {}
+    is_same = is_same_text(RunFolder.open(path), run.recipe, run.corpus)
+    return {"start": f"weights of {path}" + ("" if is_same else ", of another text: it may hold what is held out")}
 
 
 def _groups(run: "Run") -> list[str]:

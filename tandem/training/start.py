@@ -2,8 +2,8 @@
 
     start: {run: runs/plain}
 
-A network takes weights of its own kind, or of the kind that it contains (`Network.start_from`). The optimiser starts
-afresh. The other run must have been trained on the same corpus: token ids mean nothing under another tokenizer.
+A network takes weights of its own kind, or of the kind that it contains (`Network.start_from`). Optimiser and schedule
+start afresh. The other run must have had the same tokenizer, or token ids mean nothing; its text may be another.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from tandem.corpus import Corpus
+from tandem.corpus import Corpus, Tokenizer
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, load, register
 from tandem.training import checkpoint
@@ -25,13 +25,14 @@ class Start:
         """Where a run's weights come from."""
 
         run: Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))] | None = None
-        """Folder of a run, whose last checkpoint is loaded; null: random weights."""
+        """Folder of a run, whose last weights are loaded; null: random weights. Its text may be another, its tokenizer
+        not: corpus.tokenizer=RUN/model/tokenizer.json."""
 
 
 def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     """Loads the weights that `recipe` starts from into `network`, which is freshly initialised.
 
-    Raises: UserError where there is no such run, it has no checkpoint, or its corpus or network does not fit.
+    Raises: UserError where there is no such run, it has no checkpoint, or its tokenizer or network does not fit.
     """
     path = recipe.start.run
     if path is None:
@@ -40,11 +41,14 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
         folder = RunFolder.open(path)
     except UserError as error:
         raise UserError(f"start.run = {error}") from error
-    theirs = load(str(folder.recipe))
-    tokens = corpus.fingerprints[:2]  # sentences may be cut anew
-    if theirs.values["corpus"] != recipe.values["corpus"] and (folder.text or [])[:2] != tokens:
-        raise UserError(f"start.run = {path}: trained on another corpus; give this run the corpus of {folder.recipe}")
-    folder.require_text(tokens)
+    theirs, own = load(str(folder.recipe)), folder.path / "model" / "tokenizer.json"
+    if not is_same_text(folder, recipe, corpus) and not (
+        own.is_file() and Tokenizer.from_file(own).hash == corpus.tokenizer.hash
+    ):
+        cure = f"with another tokenizer; corpus.tokenizer={own} takes its own"
+        if not own.is_file():
+            cure = f"and its tokenizer is gone; give this run the corpus of {folder.recipe}"
+        raise UserError(f"start.run = {path}: trained on another corpus, {cure}")
     last = checkpoint.latest(folder.checkpoints)
     if last is None:
         raise UserError(f"start.run = {path}: no checkpoint; train it first, or bring its checkpoints back")
@@ -54,3 +58,10 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
     other = theirs.choice("network").unwritten(theirs.network, network.vocabulary, theirs.batch.context)
     checkpoint.restore(last, other)
     network.start_from(other)
+
+
+def is_same_text(folder: RunFolder, recipe: Recipe, corpus: Corpus) -> bool:
+    """Whether the run of a folder has read what one of this recipe and corpus reads; sentences may be cut anew."""
+    if folder.text:
+        return folder.text[:2] == corpus.fingerprints[:2]
+    return load(str(folder.recipe)).values["corpus"] == recipe.values["corpus"]

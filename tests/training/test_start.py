@@ -8,11 +8,13 @@ import torch
 from typed import tandem
 
 from tandem.comparison.trained import converted, open_trained
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import prepare
 from tandem.recipe import UserError, load
 from tandem.testing.cases import pack, texts
 from tandem.training.folder import RunFolder
+from tandem.training.plan import page
 from tandem.training.run import Run
+from tandem.training.speed import Speed
 from tandem.training.start import start
 
 SMALL = ["network.depth=1", "network.width=32", "batch.rows=2", "batch.context=32", "sampling.tokens=3"]
@@ -85,10 +87,24 @@ def test_the_control_goes_on_as_it_was(plain, small_corpus):
 def test_a_text_is_the_same_however_it_is_spelled(plain, small_corpus, texts):
     spelled = [*small_corpus, f"corpus.texts=[{texts}/*.txt]", f"start.run={plain}"]
     recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *spelled])
-    corpus = prepare(recipe.corpus)
-    Run(recipe, corpus, fresh=True)
-    with pytest.raises(UserError, match="trained on another corpus"):
-        start(Run(recipe, corpus).network, recipe, Corpus(corpus.validation, corpus.train))
+    run = Run(recipe, prepare(recipe.corpus), fresh=True)
+    assert page(run, Speed(0.5, 10.0, 3 << 29, 1.0))["start"] == f"weights of {plain}"
+
+
+def test_training_goes_on_with_another_text_if_the_tokenizer_is_the_same(plain, tmp_path):
+    (tmp_path / "new.txt").write_text("A sparrow sang in the house of the mouse. " * 40)
+    text = [f"corpus.texts={tmp_path / 'new.txt'}", f"corpus.folder={tmp_path}", "corpus.validation=0.5"]
+    own = f"corpus.tokenizer={plain / 'model' / 'tokenizer.json'}"
+    (tmp_path / "other.txt").write_text("A cat and a dog ran after a mouse. " * 40)
+    text[0] = f"corpus.texts=[{tmp_path / 'new.txt'}, {tmp_path / 'other.txt'}]"
+    recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *text, own, f"start.run={plain}"])
+    run = Run(recipe, prepare(recipe.corpus), fresh=True)
+    for name, value in open_trained(plain).network.state_dict().items():
+        assert torch.equal(run.network.state_dict()[name], value)
+    assert "it may hold what is held out" in page(run, Speed(0.5, 10.0, 3 << 29, 1.0))["start"]
+    recipe = load("decoder/tiny", [*SMALL, "budget=3 steps", *text, "corpus.tokenizer=bytes", f"start.run={plain}"])
+    with pytest.raises(UserError, match=f"with another tokenizer; {own} takes its own"):
+        Run(recipe, prepare(recipe.corpus), fresh=True)
 
 
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(plain, small_corpus, tmp_path):
@@ -114,13 +130,15 @@ def test_a_run_that_is_not_at_its_end_is_not_started_from(plain, tmp_path):
         Run(recipe, prepare(recipe.corpus), fresh=True)
 
 
-def test_weights_of_a_run_whose_text_has_changed_are_refused(plain, tmp_path):
+def test_weights_of_a_run_whose_text_has_changed_and_whose_tokenizer_is_gone_are_refused(plain, tmp_path):
     source = shutil.copytree(plain, tmp_path / "plain")
     (source / "plan.json").write_text(
         json.dumps(json.loads((source / "plan.json").read_text()) | {"corpus": ["other"]})
     )
     recipe = converted(source, [])
-    with pytest.raises(UserError, match="plain: was trained on other tokens"):
+    Run(recipe, prepare(recipe.corpus), fresh=True)
+    shutil.rmtree(source / "model")
+    with pytest.raises(UserError, match="another corpus, and its tokenizer is gone; give this run the corpus of"):
         Run(recipe, prepare(recipe.corpus), fresh=True)
 
 
