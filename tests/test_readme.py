@@ -1,4 +1,5 @@
-"""Every `tandem` line of the README runs, with its budget cut to seconds, and the demo with two of its arms."""
+"""Every `tandem` line of the README runs, with its budget cut to seconds, the demo with two of its arms, and the
+program of docs/exchange.md."""
 
 import os
 import re
@@ -60,3 +61,14 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
         assert done.exit_code == 0 and done.stdout.strip() and not done.stderr, f"{line}\n{done.output}"
     assert (tmp_path / "exported" / "model.safetensors").exists()
     assert (tmp_path / "runs" / "first" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_program_that_uses_tandem_runs(tmp_path, monkeypatch, small_corpus, capsys):
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"## In Python.*?```python\n(.*?)```", (ROOT / "docs/exchange.md").read_text(), re.DOTALL)
+    small = [*small_corpus, "budget=4 steps", "batch.rows=2", "batch.context=32", "network.depth=1"]
+    program = program.replace('["budget=1e6 tokens"]', repr(small))
+    exec(program, names := {})
+    assert len(names["texts"]) == 2 and all(names["texts"])
+    assert names["likelihood"].documents == len(names["run"].corpus.validation)
+    assert names["likelihood"].nll == pytest.approx(names["result"]["likelihood"]["nats_per_token"], rel=1e-6)

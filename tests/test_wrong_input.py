@@ -182,11 +182,12 @@ def test_options_of_another_way_to_evaluate(options, message):
     refused(tandem("evaluate", "nowhere", *options), message)
 
 
-def test_a_run_whose_text_is_gone_names_what_can_still_generate(run):
+def test_a_run_whose_text_is_gone_names_what_can_still_generate(run, tmp_path):
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     recipe["corpus"]["texts"] = [str(run / "gone.txt")]
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    refused(tandem("generate", run, "The"), "no such text", f"{run / 'model'} can still generate text")
+    for command in (("generate", run, "The"), ("export", run, tmp_path / "out"), ("evaluate", run)):
+        refused(tandem(*command), "no such text", f"{run / 'model'} can still generate text, and is an export")
     done = tandem("generate", run / "model", "The", "--tokens", "2")
     assert done.exit_code == 0, done.output
 

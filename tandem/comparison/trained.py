@@ -46,6 +46,8 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
     path = Path(path)
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
+    is_left = (path / "model" / CONFIG).is_file()
+    model = f"{path / 'model'} can still generate text, and is an export" if is_left else "its model is gone, too"
     if last is None and (others := checkpoint.standing(folder.checkpoints)):
         there = ", ".join(str(checkpoint.step_of(other)) for other in others)
         raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")
@@ -53,12 +55,14 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
         again = f"tandem train {quote(str(folder.recipe))} --run {quote(path.name)} --runs {quote(str(path.parent))}"
         if not folder.result.exists():
             raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
-        model = f"{path / 'model'} can still generate text" if (path / "model").exists() else "its model is gone, too"
         cure = f"bring them back, or delete result.json and train it anew: {again}"
         raise UserError(f"{path}: finished, but its checkpoints are gone; {model}; {cure}")
     # A run that was trained on a GPU also opens without one, and without a compiler: everything here runs eagerly.
     elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
-    run = planned(folder, load(str(folder.recipe), elsewhere))
+    try:
+        run = planned(folder, load(str(folder.recipe), elsewhere))
+    except UserError as error:  # its text may be elsewhere, or have changed
+        raise UserError(f"{error}; {model}") if is_left else error from None
     run.progress = Progress(**checkpoint.restore(last, run.network))
     if run.note and not unfinished:
         raise UserError(
@@ -76,12 +80,7 @@ def open_model(path: str | Path, unfinished: bool = False, step: int | None = No
             raise UserError(f"{path}: an exported model is of one step; --step is for runs")
         network, tokenizer = load_exported(path)
         return network.to(choose_device(Training.Config()).value), tokenizer
-    try:
-        run = open_trained(path, unfinished, step)
-    except UserError as error:  # its text may be elsewhere, or have changed
-        if step is None and (path / "model" / CONFIG).is_file() and str(path / "model") not in str(error):
-            raise UserError(f"{error}; {path / 'model'} can still generate text") from None
-        raise
+    run = open_trained(path, unfinished, step)
     return run.network, run.corpus.tokenizer
 
 
