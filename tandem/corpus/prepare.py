@@ -22,6 +22,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from tandem.corpus.boundaries import token_starts
@@ -139,9 +140,23 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
             trained_on = [part for part in parts if part.held_out < 1]
             tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
             write(partial, parts, shares, tokenizer, progress)
+            if not isinstance(config.validation, int | float):
+                _count_trained_on(*(Store(partial / side) for side in SIDES))
     train, validation = (Store(folder / side, config.sentences) for side in SIDES)
     train.most = config.train_tokens
     return Corpus(train, validation)
+
+
+def _count_trained_on(train: Store, validation: Store) -> None:
+    """Writes into the manifest of `validation` how many of its documents are in `train`, too."""
+
+    def digests(store: Store, documents: Iterable[int]) -> list[bytes]:
+        return [blake2b(store.document(i).tobytes(), digest_size=16).digest() for i in documents]
+
+    of_train = {*digests(train, np.flatnonzero(np.isin(train.lengths, validation.lengths)))}
+    count = sum(digest in of_train for digest in digests(validation, range(len(validation))))
+    manifest = validation.manifest.model_copy(update={"trained_on": count})
+    (validation.folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
 
 
 def prepare_texts(

@@ -49,6 +49,8 @@ class Manifest(Settings):
     """For a mixture: its sources as the recipe names them, with their shares of the tokens, which sum to 1."""
     given: int = 0
     """Number of sentences, if the texts came as lists of sentences."""
+    trained_on: int = 0
+    """Of held-out documents from texts of their own, those that stand in the training text too."""
     tokenizer: str
     """Hash of tokenizer.json."""
     fingerprint: str

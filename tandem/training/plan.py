@@ -32,7 +32,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
-        "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}",
+        "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}",
         **_start(run),
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
@@ -93,6 +93,12 @@ def _sources(run: "Run", read: np.ndarray) -> str:
     of = store.source_of[read]
     parts = ((name, share, store.lengths[read[of == number]]) for number, (name, share) in enumerate(shares.items()))
     return " + ".join(f"{name} {share:.1%} ({size(lengths, share)})" for name, share, lengths in parts)
+
+
+def _leak(run: "Run") -> str:
+    held_out = run.corpus.validation.manifest
+    told = f"; {held_out.trained_on:,} of {counted(held_out.documents, 'documents')} held out stand in it, too"
+    return told if held_out.trained_on else ""
 
 
 def _phases(run: "Run") -> str:

@@ -80,6 +80,14 @@ def test_validation_texts_of_its_own_leave_the_training_texts_whole(config, text
     assert corpus.validation.manifest.sources == [str(tmp_path / "own.txt")]
 
 
+def test_held_out_documents_that_are_trained_on_too_are_counted(config, tmp_path):
+    lines = [TEXTS[3], "Held out.", TEXTS[3], TEXTS[7], TEXTS[7][:-1] + "e"]  # the last is as long as one trained on
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    for _ in range(2):  # prepared, opened
+        assert prepare(config(validation=str(tmp_path / "own.jsonl"))).validation.manifest.trained_on == 3
+    assert prepare(config()).validation.manifest.trained_on == 0
+
+
 def test_fewer_training_tokens_are_read_from_the_same_prepared_text(config, texts):
     whole, part = prepare(config()), prepare(config(train_tokens=2000))
     assert part.train.folder == whole.train.folder and part.fingerprints == whole.fingerprints

@@ -70,6 +70,16 @@ def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
     assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
 
 
+def test_a_plan_tells_of_held_out_text_that_is_trained_on(small_corpus, texts):
+    recipe = load("decoder/tiny", [*small_corpus, "budget=1 steps"])
+    corpus = prepare(recipe.corpus)
+    assert "stand in it" not in page(run := Run(recipe, corpus), Speed(0.5, 10.0, 3 << 29, 1.0))["text"]
+    manifest = corpus.validation.manifest
+    corpus.validation.manifest = manifest.model_copy(update={"trained_on": 1})
+    told = f"; 1 of {manifest.documents} documents held out stand in it, too"
+    assert page(run, Speed(0.5, 10.0, 3 << 29, 1.0))["text"].endswith(told)
+
+
 def test_steps_of_unequal_streams_are_told_by_their_mean(small_corpus):
     recipe = load("gestalt/tiny", [*small_corpus, "budget=12 steps"])
     run = Run(recipe, prepare(recipe.corpus))
