@@ -37,7 +37,7 @@ from tandem.training.checkpoint import write_durably
 from tandem.training.device import host_memory
 
 LOCK = ".lock"
-MAY_DIFFER = ("checkpoint.", "sampling.", "log.tensorboard", "log.wandb", "training.parallel", "training.recompute")
+MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
 MAY_DIFFER += ("evaluation.rows",)
 """Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns. Not
 training.device, on which the automatic precision depends."""
@@ -311,9 +311,9 @@ def _require_same_recipe(path: Path, there: str, asked: str) -> None:
     different = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(MAY_DIFFER)]
     if different:
         lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
-        raise UserError(
-            "\n".join([f"{path}: holds the run of another recipe; give this run another name. It differs in", *lines])
-        )
+        may = ", ".join(key.removesuffix(".") for key in MAY_DIFFER)
+        told = f"{path}: holds the run of another recipe; give this run another name. It differs in"
+        raise UserError("\n".join([told, *lines, f"A run that goes on may change only {may}"]))
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -79,6 +79,8 @@ def test_another_recipe_is_refused_key_by_key(tmp_path):
         "  seed: 1337 there, 7 asked",
         "  network.width: absent there, 64 asked",
         "  network.depth: 2 there, absent asked",
+        "A run that goes on may change only checkpoint, sampling, log, training.compile, training.parallel, "
+        "training.recompute, evaluation.rows",
     ]
     assert "another name" in str(error.value)
     assert RunFolder.open(tmp_path / "mine").recipe.read_text() == RECIPE
