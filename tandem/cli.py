@@ -141,6 +141,7 @@ Unfinished = Annotated[
 ]
 AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Checkpoint to open; by default the last one.")]
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
+ModelPath = Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")]
 RunsPath = Annotated[Path, typer.Option(help="Folder of the runs.")]
 
 
@@ -258,7 +259,7 @@ def compare(
 
 @main.command()
 def evaluate(
-    run: RunPath,
+    run: ModelPath,
     documents: Annotated[
         int | None, typer.Option(min=1, help="Documents to score of each text; by default all.")
     ] = None,
@@ -305,7 +306,7 @@ def _ranged(bounds: str, holds: Callable[[float], bool], told: str) -> Any:
 
 @main.command()
 def generate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")],
+    run: ModelPath,
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Texts to continue; with none, start a new document.")
     ] = None,

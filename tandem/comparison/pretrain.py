@@ -109,7 +109,7 @@ def prepared(recipe: Recipe) -> Corpus:
     require_splitter(recipe)
     with progress_bar("preparing text", DownloadColumn()) as progress:
         corpus = prepare(recipe.corpus, progress)
-    texts = text_stores(recipe, corpus)  # report what cannot be read or scored early
+    texts = text_stores(recipe, corpus.tokenizer)  # report what cannot be read or scored early
     e = recipe.evaluation
     held_out = [(corpus.validation, n, e.split) for n in {e.final_documents, e.documents_of_curve}]
     asked = [*held_out, *((store, None, "all") for store in texts.values())]
@@ -217,7 +217,7 @@ def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
     texts = run.ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
     if texts["texts"].keys() == run.recipe.evaluation.texts.keys():
         return texts
-    stores, found, began = text_stores(run.recipe, run.corpus), {}, time.perf_counter()
+    stores, found, began = text_stores(run.recipe, run.tokenizer), {}, time.perf_counter()
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             _, found[name] = recorded(run, store, None, "all", progress)

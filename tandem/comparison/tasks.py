@@ -20,7 +20,7 @@ import numpy as np
 from rich.progress import TaskProgressColumn
 from rich.table import Column, Table
 
-from tandem.comparison.texts import prepared_texts, scored
+from tandem.comparison.texts import Exported, prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
 from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts
@@ -32,7 +32,9 @@ from tandem.training.run import Run
 Record = dict[str, Any]
 
 
-def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit: int | None, rows: int | None) -> None:
+def judge_tasks(
+    run: Run | Exported, folder: Path, files: Sequence[TaskFile | Texts], limit: int | None, rows: int | None
+) -> None:
     """Evaluates a run's network on the tasks of `files`, shows the scores and stores them in `folder`, task by task.
 
     Args:
@@ -43,15 +45,16 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
     if any(isinstance(file, TaskFile) for file in files):
         require("lm_eval", "harness")
     made(folder, "tasks")  # before anything is measured
+    step = run.progress.step if isinstance(run, Run) else None
     table = Table(
         Column("task", overflow="fold"),
         "metric",
         "value",
         "standard error",
         "items",
-        title=f"step {run.progress.step:,} {run.note}",
+        title="" if step is None else f"step {step:,} {run.note}",
     )
-    shared = {"step": run.progress.step, "note": run.note, "limit": limit, "environment": environment()}
+    shared = {"step": step, "note": run.note, "limit": limit, "environment": environment()}
     for file in files:
         if isinstance(file, Texts):
             found = _text_records(run, file, limit)
@@ -66,11 +69,13 @@ def judge_tasks(run: Run, folder: Path, files: Sequence[TaskFile | Texts], limit
     say(f"kept in {folder}")
 
 
-def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Iterator[tuple[Record, list[Record]]]:
+def _task_records(
+    run: Run | Exported, file: TaskFile, limit: int | None, rows: int
+) -> Iterator[tuple[Record, list[Record]]]:
     """The record of each harness task, and records of its items."""
     from tandem.evaluation.harness import REQUEST_ORDER, RESAMPLES, Harness, run_tasks
 
-    network, tokenizer = run.whole_network(), run.corpus.tokenizer
+    network, tokenizer = run.whole_network(), run.tokenizer
     with progress_bar(f"asking {file.name}", TaskProgressColumn()) as progress:
         adapter = Harness(network, tokenizer, rows=rows, told=progress)
         results = run_tasks(adapter, [file], limit)
@@ -89,11 +94,11 @@ def _task_records(run: Run, file: TaskFile, limit: int | None, rows: int) -> Ite
         )
 
 
-def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
+def _text_records(run: Run | Exported, file: Texts, limit: int | None) -> Iterator[tuple[Record, list[Record]]]:
     """Likelihood of each text, and of each of its documents; also per word, as papers report it, where documents are
     scored whole; of a network that is told of sentence boundaries with their nats, too."""
     prefix = run.recipe.evaluation.prefix
-    stores = prepared_texts(run.recipe, run.corpus, file.texts, f"{file.name}: texts.")
+    stores = prepared_texts(run.recipe, run.tokenizer, file.texts, f"{file.name}: texts.")
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             found = scored(run, store, limit, progress=progress)
@@ -125,7 +130,7 @@ def _text_records(run: Run, file: Texts, limit: int | None) -> Iterator[tuple[Re
                     "rows": run.recipe.evaluation.rows,
                     "context": run.recipe.batch.context,
                 },
-                "versions": {"tokenizer": run.corpus.tokenizer.hash},
+                "versions": {"tokenizer": run.tokenizer.hash},
                 "data": dict.fromkeys(store.manifest.sources, store.fingerprint),
             },
             [dict(zip(("item", "nats", "end_nats", "tokens", "bytes"), row, strict=True)) for row in rows],

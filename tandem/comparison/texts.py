@@ -7,25 +7,42 @@ Each is tokenized once with the run's tokenizer, into a separate store beside th
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import DownloadColumn
 
-from tandem.corpus import Corpus, Store, prepare_texts
+from tandem.corpus import Store, Tokenizer, prepare_texts
 from tandem.evaluation.likelihood import Likelihood, joined, likelihood, require_bytes
+from tandem.networks.network import Network
 from tandem.recipe import Recipe, UserError
 from tandem.training.display import Told, progress_bar
+from tandem.training.parallel import ALONE, Ranks
 from tandem.training.run import Run
 
 HELD_OUT = "held-out text"
 
 
-def text_stores(recipe: Recipe, corpus: Corpus) -> dict[str, Store]:
+@dataclass(frozen=True)
+class Exported:
+    """An exported model, as far as scoring needs a run: with the recipe that it was trained by, but not its text."""
+
+    network: Network
+    tokenizer: Tokenizer
+    recipe: Recipe
+    ranks: Ranks = ALONE
+    note: str = ""
+
+    def whole_network(self) -> Network:
+        return self.network
+
+
+def text_stores(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Store]:
     """The recipe's evaluation.texts by name, prepared where they are not yet."""
-    return prepared_texts(recipe, corpus, recipe.evaluation.texts, "evaluation.texts.")
+    return prepared_texts(recipe, tokenizer, recipe.evaluation.texts, "evaluation.texts.")
 
 
-def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[str, Store]:
+def given_stores(recipe: Recipe, tokenizer: Tokenizer, given: Iterable[str]) -> dict[str, Store]:
     """Texts given as NAME=PATH; several with one name form one text. Raises: UserError for anything else."""
     texts: dict[str, list[str]] = {}
     for word in given:
@@ -37,11 +54,11 @@ def given_stores(recipe: Recipe, corpus: Corpus, given: Iterable[str]) -> dict[s
                 f"--texts {word}: the run has a text {name} already, which is scored too; take another name"
             )
         texts.setdefault(name, []).append(path)
-    return prepared_texts(recipe, corpus, texts, "--texts ")
+    return prepared_texts(recipe, tokenizer, texts, "--texts ")
 
 
 def prepared_texts(
-    recipe: Recipe, corpus: Corpus, texts: Mapping[str, str | list[str]], prefix: str
+    recipe: Recipe, tokenizer: Tokenizer, texts: Mapping[str, str | list[str]], prefix: str
 ) -> dict[str, Store]:
     """The texts as stores; error messages call each one by `prefix` and its name."""
     if HELD_OUT in texts:
@@ -49,12 +66,12 @@ def prepared_texts(
     stores = {}
     for name, paths in texts.items():
         with progress_bar(f"preparing {name}", DownloadColumn()) as progress:
-            stores[name] = prepare_texts(recipe.corpus, prefix + name, paths, corpus.tokenizer, progress)
+            stores[name] = prepare_texts(recipe.corpus, prefix + name, paths, tokenizer, progress)
     return stores
 
 
 def scored(
-    run: Run,
+    run: Run | Exported,
     store: Store,
     documents: int | None = None,
     split: str = "all",
@@ -83,7 +100,7 @@ def scored(
 
 
 def recorded(
-    run: Run,
+    run: Run | Exported,
     store: Store,
     documents: int | None = None,
     split: str = "all",

@@ -1,7 +1,7 @@
 """A trained run, opened for use: to evaluate it again, generate text with it, analyse it or export it.
 
 This works for finished runs and for runs still in training, at their last checkpoint or at that of a given step.
-Exported models can generate text, too.
+Exported models can generate text and be scored, too.
 """
 
 import json
@@ -20,16 +20,18 @@ from tandem.comparison.pretrain import in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import HELD_OUT, given_stores, recorded, text_stores
+from tandem.comparison.texts import HELD_OUT, Exported, given_stores, recorded, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.task_files import read_tasks
-from tandem.export.weights import CONFIG, export, load_exported
+from tandem.export.files import CONFIG, read_config
+from tandem.export.weights import export, load_exported
 from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
 from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered
 from tandem.recipe.catalogue import columns
 from tandem.recipe.document import is_path
+from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
@@ -47,7 +49,7 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
     is_left = (path / "model" / CONFIG).is_file()
-    model = f"{path / 'model'} can still generate text, and is an export" if is_left else "its model is gone, too"
+    model = f"{path / 'model'} can still generate text and be scored, and is an export" if is_left else "its model is gone, too"
     if last is None and (others := checkpoint.standing(folder.checkpoints)):
         there = ", ".join(str(checkpoint.step_of(other)) for other in others)
         raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")
@@ -81,22 +83,45 @@ def open_model(path: str | Path, unfinished: bool = False, step: int | None = No
         network, tokenizer = load_exported(path)
         return network.to(choose_device(Training.Config()).value), tokenizer
     run = open_trained(path, unfinished, step)
-    return run.network, run.corpus.tokenizer
+    return run.network, run.tokenizer
+
+
+def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Exported:
+    """The run in `path`, or the model exported there."""
+    if not (path / CONFIG).is_file():
+        return open_trained(path, unfinished, step)
+    network, tokenizer = open_model(path, step=step)
+    recipe = read_config(path).get("recipe")
+    if recipe is None:
+        raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
+    elsewhere = {"texts", "validation", "run"}  # what lay on the machine that trained it
+    kept = {
+        section: {key: value for key, value in options.items() if key not in elsewhere}
+        if isinstance(options, dict)
+        else options
+        for section, options in recipe.items()
+    }
+    return Exported(network, tokenizer, saved(kept, str(path / CONFIG)))
 
 
 def evaluate(
     path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False, step: int | None = None
 ) -> str:
-    """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words."""
-    run = open_trained(path, unfinished, step)
-    stores = text_stores(run.recipe, run.corpus) | given_stores(run.recipe, run.corpus, given)
+    """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words; of an
+    exported model, of those given alone."""
+    run = _open_scored(path, unfinished, step)
+    stores = given_stores(run.recipe, run.tokenizer, given)
+    if isinstance(run, Run):
+        stores = {HELD_OUT: run.corpus.validation} | text_stores(run.recipe, run.tokenizer) | stores
+    if not stores:
+        raise UserError(f"{path}: an exported model has no text of its own; name some: --texts NAME=PATH")
     found = {}
-    for name, store in {HELD_OUT: run.corpus.validation, **stores}.items():
-        split = run.recipe.evaluation.split if store is run.corpus.validation else "all"
+    for name, store in stores.items():
+        split = run.recipe.evaluation.split if name == HELD_OUT else "all"
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             _, found[name] = recorded(run, store, documents, split, progress)
     words = "\n".join(noted(run.note, in_words(record, name)) for name, record in found.items())
-    return f"step {run.progress.step:,} of {run.steps:,}: {words}"
+    return f"step {run.progress.step:,} of {run.steps:,}: {words}" if isinstance(run, Run) else words
 
 
 def run_tasks(
@@ -104,7 +129,7 @@ def run_tasks(
 ) -> None:
     """Evaluates the run in `path` on tasks by name (comparison/tasks.py) and stores the scores in its `tasks/`."""
     files = read_tasks(names)  # report a wrong name before opening anything
-    judge_tasks(open_trained(path, unfinished, step), path / "tasks", files, limit, rows)
+    judge_tasks(_open_scored(path, unfinished, step), path / "tasks", files, limit, rows)
 
 
 def continue_texts(

@@ -126,6 +126,12 @@ def changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     return resolve([written, read_overrides(overrides, problems)], DERIVED, problems)
 
 
+def saved(values: dict[str, Any], source: str) -> Recipe:
+    """The recipe with these values, which the file `source` keeps. Raises: UserError as `load` does."""
+    problems, origin = Problems(), Origin(source)
+    return resolve([parse(to_yaml(values), origin, problems)], origin, problems)
+
+
 def resolve(layers: Sequence[Node], origin: Origin, problems: Problems) -> Recipe:
     """Merge `layers`, the most general first, into a recipe; missing keys are reported at `origin`.
 

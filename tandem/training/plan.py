@@ -51,7 +51,7 @@ def _start(run: "Run") -> dict[str, str]:
     """Whose weights the run starts from, if any, and whether these may have seen what is held out here."""
     if (path := run.recipe.start.run) is None:
         return {}
-    is_same = is_same_text(RunFolder.open(path), run.recipe, run.corpus)
+    is_same = not path.exists() or is_same_text(RunFolder.open(path), run.recipe, run.corpus)
     return {"start": f"weights of {path}" + ("" if is_same else ", of another text: it may hold what is held out")}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from pydantic import Field
 
-from tandem.corpus import Corpus
+from tandem.corpus import Corpus, Tokenizer
 from tandem.networks.network import Network
 from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
@@ -122,6 +122,10 @@ class Run:
             self.network.compile()
         self.model = wrapped(StepLoss(self.network, self.objective), self.parallel.value)
         self.optimiser = self.recipe.choice("optimiser")(self.recipe.optimiser, self.network)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.corpus.tokenizer
 
     def whole_network(self) -> Network:
         """The network with all its weights in this process, to be read only; every process has to call this."""

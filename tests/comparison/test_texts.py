@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import tokenizers
@@ -105,3 +106,31 @@ def test_a_recipe_whose_texts_are_not_there_spends_nothing(tmp_path, small_corpu
     done = tandem("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *SMALL, *small_corpus, missing)
     assert done.exit_code == 2 and 'evaluation.texts.books = "nowhere.txt": no such text found' in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_an_exported_model_is_scored_as_its_run_is_without_the_text_that_it_was_trained_on(trained, tmp_path):
+    path, _ = trained
+    model = shutil.copytree(path / "model", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    for section, key in (("corpus", "texts"), ("corpus", "validation"), ("evaluation", "texts"), ("start", "run")):
+        config["recipe"][section][key] = "${NOT_ON_THIS_MACHINE}"
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "poem.txt").write_text("The river sees a cat. " * 9)
+    task = tmp_path / "poems.yaml"
+    task.write_text(f"texts: {{poem: {tmp_path}/poem.txt}}\n")
+    given = ("--texts", f"poem={tmp_path}/poem.txt")
+    lines = {}
+    for folder in (path, model):
+        done = tandem("evaluate", folder, *given)
+        assert done.exit_code == 0, done.output
+        lines[folder] = next(line for line in done.stdout.splitlines() if " on poem: " in line)
+        assert tandem("evaluate", folder, "--tasks", task).exit_code == 0
+    assert lines[path] == lines[model]
+    of_run, of_model = (json.loads((folder / "tasks" / "poem.json").read_text()) for folder in (path, model))
+    assert of_run["metrics"] == of_model["metrics"] and (of_run["step"], of_model["step"]) == (4, None)
+    done = tandem("evaluate", model)
+    assert done.exit_code == 2 and "an exported model has no text of its own; name some: --texts" in done.stderr
+    del config["recipe"]
+    (model / "config.json").write_text(json.dumps(config))
+    done = tandem("evaluate", model, *given)
+    assert done.exit_code == 2 and "was not trained by Tandem; `tandem import` makes it a run" in done.stderr
