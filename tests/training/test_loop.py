@@ -191,6 +191,25 @@ def test_observers_are_called_when_due_and_after_the_last_step(make_run):
     assert saved == [3, 6, 9, 10]
 
 
+def test_a_step_tells_its_speed_and_the_time_left_by_the_work_left(make_run, monkeypatch):
+    """Steps of half a second in bags, whose tokens are twice those of the steps after them."""
+    run, seen = make_run("objective={name: superposition, bag: 2, until: 0.5}", budget="8 steps"), []
+    take, clock = loop.take_step, [0.0]
+
+    def timed(*given):
+        clock[0] += 0.5
+        return take(*given)
+
+    monkeypatch.setattr(loop, "take_step", timed)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    train(run, [SimpleNamespace(every=1, after_step=seen.append)], lambda: None, save_every=100)
+    assert [step.tokens_per_second for step in seen] == [512.0] * 4 + [256.0] * 4
+    assert [step.seconds for step in seen] == [0.5 * n for n in range(1, 9)]
+    work = [run.flops(n) - run.flops(n - 1) for n in range(1, 9)]
+    for done, step in enumerate(seen, 1):
+        assert step.seconds_left == pytest.approx(0.5 * sum(work[done:]) / work[done - 1])
+
+
 @pytest.mark.parametrize(
     ("asked", "judged"), [("points=4", [3, 6, 9]), ("points=5", [2, 4, 6, 8]), ("every=5", [5]), ("points=1", [])]
 )
