@@ -49,7 +49,8 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
     is_left = (path / "model" / CONFIG).is_file()
-    model = f"{path / 'model'} can still generate text and be scored, and is an export" if is_left else "its model is gone, too"
+    still = "can still generate text and be scored, and is an export"
+    model = f"{path / 'model'} {still}" if is_left else "its model is gone, too"
     if last is None and (others := checkpoint.standing(folder.checkpoints)):
         there = ", ".join(str(checkpoint.step_of(other)) for other in others)
         raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")
