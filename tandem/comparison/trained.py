@@ -95,7 +95,7 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
     recipe = read_config(path).get("recipe")
     if recipe is None:
         raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
-    elsewhere = {"texts", "validation", "run"}  # what lay on the machine that trained it
+    elsewhere = {"texts", "validation", "tokenizer", "folder", "run"}  # on the machine that trained it
     kept = {
         section: {key: value for key, value in options.items() if key not in elsewhere}
         if isinstance(options, dict)

@@ -96,6 +96,7 @@ def _sources(run: "Run", read: np.ndarray) -> str:
 
 
 def _leak(run: "Run") -> str:
+    """How many held-out documents are trained on, too; empty if none is known to be."""
     held_out = run.corpus.validation.manifest
     told = f"; {held_out.trained_on:,} of {counted(held_out.documents, 'documents')} held out stand in it, too"
     return told if held_out.trained_on else ""

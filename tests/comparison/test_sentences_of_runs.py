@@ -142,8 +142,9 @@ def test_given_sentences_need_the_rules_for_prompts(monkeypatch):
         require_splitter(recipe)
 
 
-def test_an_exported_model_of_sentences_is_scored_as_its_run_is(spans, tmp_path):
+def test_an_exported_model_of_sentences_is_scored_as_its_run_is(spans, tmp_path, monkeypatch):
     path, _ = spans
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "poem.txt").write_text("the river sees a cat and the cat sees a house " * 6)
     given = [f"poem={tmp_path / 'poem.txt'}"]
     (of_run,) = (line for line in evaluate(path, None, given).splitlines() if " on poem: " in line)

@@ -108,12 +108,23 @@ def test_a_recipe_whose_texts_are_not_there_spends_nothing(tmp_path, small_corpu
     assert not (tmp_path / "mine").exists()
 
 
-def test_an_exported_model_is_scored_as_its_run_is_without_the_text_that_it_was_trained_on(trained, tmp_path):
+def test_an_exported_model_is_scored_as_its_run_is_without_the_text_that_it_was_trained_on(
+    trained, tmp_path, monkeypatch
+):
     path, _ = trained
+    monkeypatch.chdir(tmp_path)  # where it prepares texts
     model = shutil.copytree(path / "model", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    for section, key in (("corpus", "texts"), ("corpus", "validation"), ("evaluation", "texts"), ("start", "run")):
-        config["recipe"][section][key] = "${NOT_ON_THIS_MACHINE}"
+    for key in (
+        "corpus.texts",
+        "corpus.validation",
+        "corpus.tokenizer",
+        "corpus.folder",
+        "evaluation.texts",
+        "start.run",
+    ):
+        section, _, option = key.partition(".")
+        config["recipe"][section][option] = "${NOT_ON_THIS_MACHINE}"
     (model / "config.json").write_text(json.dumps(config))
     (tmp_path / "poem.txt").write_text("The river sees a cat. " * 9)
     task = tmp_path / "poems.yaml"
