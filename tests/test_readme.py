@@ -46,7 +46,7 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
         "compare",
     }
     study = yaml.safe_load((ROOT / "recipes/studies/demo.yaml").read_text())
-    study["arms"] = {arm: study["arms"][arm] for arm in ("deep", "thoughts")}  # of seven
+    study["arms"] = {arm: study["arms"][arm] for arm in ("decoder", "thoughts")}  # of six
     (tmp_path / "recipes/studies").mkdir(parents=True)
     (tmp_path / "recipes/studies/demo.yaml").write_text(yaml.safe_dump(study))
     for line in LINES:

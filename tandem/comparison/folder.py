@@ -198,15 +198,19 @@ class StudyFolder:
                 lines.append(f"{job.name}: start.run = {run}: is not finished, or no run of this study")
         return [*lines, *(f"{arm}: no learning rate is chosen, for {why}" for arm, why in self.unchosen().items())]
 
+    def outcome(self, job: Job) -> str:
+        """The result of a finished run in a line."""
+        result = self.result(job)
+        took = clock(result.training_seconds + result.evaluation_seconds)
+        return f"{result.nats_per_token:.4f} nats/token, {result.flops:.3g} FLOP, {took}"
+
     def status(self) -> str:
         """What is done, what is missing, and what it will cost. Raises: UserError where this is another study's."""
         self.require_same_study()
         rows: list[tuple[str, str]] = []
         for job in self.jobs():
             if self.finished(job):
-                result = self.result(job)
-                took = clock(result.training_seconds + result.evaluation_seconds)
-                state = f"finished: {result.nats_per_token:.4f} nats/token, {result.flops:.3g} FLOP, {took}"
+                state = f"finished: {self.outcome(job)}"
             elif error := self.error(job):
                 state = f"failed: {error['message']}"
             elif step := self.newest_step(job):

@@ -31,7 +31,7 @@ from tandem.comparison.study import Job, Study
 from tandem.comparison.table import plain
 from tandem.corpus.store import end_with_parent
 from tandem.recipe import UserError, require
-from tandem.training.display import TERMINAL, clock, say
+from tandem.training.display import TERMINAL, brief_line, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
 from tandem.training.health import NotFinite, Stopped, StopRequest
 
@@ -63,6 +63,7 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
         return
     page = folder.write()
     say(plain(folder.summary()))
+    say(f"{folder.runs}: in a folder each, with record, checkpoints and model", "runs")
     say(page, "report")
     if missing := folder.missing():
         raise Failed("\n".join([*missing, "the report is without these; the same command tries them again"]))
@@ -81,6 +82,7 @@ def _work(folder: StudyFolder, processes: int) -> list[Job]:
                 for training in [t for t in running if t.process.poll() is not None]:
                     training.close()
                     running.remove(training)
+                    progress.say_end(training.job)
                 if stop.signal_number is not None:
                     raise Stopped(f"with {folder.done} of {folder.size} runs finished", stop.signal_number)
                 elsewhere: list[Job] = []
@@ -197,6 +199,13 @@ class Progress:
         number = self.folder.done + running + 1
         say(f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}", "study")
 
+    def say_end(self, job: Job) -> None:
+        """What a run has come to, with a sample of its text; a single process has printed it."""
+        if self.processes > 1 and self.folder.finished(job):
+            say(f"{job.name}: {self.folder.outcome(job)}", "finished")
+            for prompt, text in self.folder.result(job).samples[:1]:
+                say(" ".join((prompt + text).split()), "sample")
+
     def show(self, running: list[Job]) -> None:
         """A single process prints its own output; several get a line each, updated in place or printed now and then."""
         if self.processes == 1 or time.monotonic() - self.shown_at < (1 if self.live else 30):
@@ -206,8 +215,7 @@ class Progress:
         for job in running:
             if step := self.folder.newest_step(job):
                 begun[job] = step["step"] / step["steps"]
-                loss = next(iter(step["terms"].values()))
-                lines.append(f"{job.name:<24} step {step['step']}/{step['steps']}  loss {loss:.3f}")
+                lines.append(f"{job.name:<24} {brief_line(step)}")
             else:
                 lines.append(f"{job.name:<24} starting")
         lines.insert(0, f"{self.folder.done} of {self.folder.size} runs finished{self._time_left(begun)}")

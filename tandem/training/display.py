@@ -136,17 +136,29 @@ class Smoothed:
 
 def progress_line(record: dict[str, Any], loss: float) -> str:
     """A record of kind "step" in one line; `loss` is the smoothed one."""
-    step, steps = record["step"], record["steps"]
     (_, last), *others = record["terms"].items()
-    parts = [f"step {step:>{len(str(steps))}}/{steps}", f"{100 * step // steps:>3} %"]
-    parts += [f"loss {loss:.3f} (last {last:.3f})", *(f"{name} {value:.3f}" for name, value in others[:SHOWN])]
+    parts = [_place(record), f"loss {loss:.3f} (last {last:.3f})"]
+    parts += [f"{name} {value:.3f}" for name, value in others[:SHOWN]]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
     parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
-    if record.get("spikes"):
-        parts.append(spikes_in_words(record))
-    if step < steps:
-        parts.append(f"{clock(record['seconds_left'])} left")
-    return "  ".join(parts)
+    parts += [spikes_in_words(record)] if record.get("spikes") else []
+    return "  ".join(parts) + _time_left(record)
+
+
+def brief_line(record: dict[str, Any]) -> str:
+    """The same shorter, for a line beside those of other runs; the loss is the step's own."""
+    loss = next(iter(record["terms"].values()))
+    speed = f"{scaled(record['tokens_per_second'])} tok/s"
+    return f"{_place(record)}  loss {loss:.3f}  {speed}{_time_left(record)}"
+
+
+def _place(record: dict[str, Any]) -> str:
+    step, steps = record["step"], record["steps"]
+    return f"step {step:>{len(str(steps))}}/{steps}  {100 * step // steps:>3} %"
+
+
+def _time_left(record: dict[str, Any]) -> str:
+    return f"  {clock(record['seconds_left'])} left" if record["step"] < record["steps"] else ""
 
 
 def spikes_in_words(record: dict[str, Any]) -> str:
