@@ -113,6 +113,24 @@ def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, see
     assert given[runner.VISIBLE] == seen
 
 
+def test_runs_beside_each_other_have_a_line_each(monkeypatch, capsys):
+    step = {"step": 30, "steps": 127, "terms": {"loss": 6.489}, "tokens_per_second": 6750.0, "seconds_left": 59.0}
+    newest = {"deep": step, "wide": None}
+    folder = SimpleNamespace(
+        newest_step=lambda job: newest[job.arm],
+        seconds_left=lambda begun: 240 - 120 * sum(begun.values()),
+        done=0,
+        size=2,
+    )
+    progress = runner.Progress(cast(StudyFolder, folder), processes=2)
+    monkeypatch.setattr(progress, "shown_at", float("-inf"))
+    progress.show([Job("deep", 1, None, trial=False), Job("wide", 1, None, trial=False)])
+    assert capsys.readouterr().out.splitlines() == [
+        "study       0 of 2 runs finished, about 1 min 46 s left; "
+        "deep-seed1 step 30/127 23 % loss 6.489 6.75 k tok/s 59 s left; wide-seed1 starting"
+    ]
+
+
 def test_what_the_report_needs_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, small_corpus):
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setattr(runner, "_work", lambda *_: pytest.fail("it trains"))
@@ -212,7 +230,9 @@ def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, 
     failing = Command(write(tmp_path, small_corpus, text), "log", "--processes", "2")
     said = failing.end()
     assert failing.process.exitcode == 2 and "Traceback" not in said
-    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in said and "deep-seed1:" not in said
+    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in said and said.count("deep-seed1:") == 1
+    assert "\nfinished    deep-seed1: 5." in said and "\nsample      The" in said
+    assert f"\nruns        {tmp_path / 'tiny/runs'}: in a folder each" in said
     assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
     listed = tandem("compare", tmp_path / "tiny.yaml", "--studies", tmp_path, "--list").stdout.splitlines()
     assert "finished" in listed[0] and "failed: budget" in listed[1]
