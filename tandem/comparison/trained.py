@@ -39,6 +39,9 @@ from tandem.training.folder import RunFolder, made, replace_file
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
+SHOWN = 16
+"""Longest list of an analysis that is printed."""
+
 
 def open_trained(path: str | Path, unfinished: bool = False, step: int | None = None) -> Run:
     """The run in `path` at its last checkpoint, or at that of `step`.
@@ -197,9 +200,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
         axes.set_title(f"{path.name}, step {run.progress.step:,}")
-    said = {key: value for key, value in record.items() if isinstance(value, str | int | float)}
-    said |= {"record": f"{folder / name}.json", "picture": f"{folder / name}.png"}
-    return "\n".join([*_tables(record), *(f"{key:<20} {value}" for key, value in said.items())])
+    said = [*_numbers(record), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
+    return "\n".join([*_tables(record), columns(said)])
 
 
 def _tables(record: dict[str, Any]) -> Iterator[str]:
@@ -209,6 +211,17 @@ def _tables(record: dict[str, Any]) -> Iterator[str]:
             values = [[*row.values()] for row in rows]
             if not any(isinstance(value, list | dict) for row in values for value in row):
                 yield f"{key}\n{columns([[*rows[0]], *([*map(_cell, row)] for row in values)], right=True)}\n"
+
+
+def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and plain values of a record, those of a mapping one by one; also lists of up to SHOWN of them."""
+    for key, value in record.items():
+        if isinstance(value, dict) and key != "options":
+            yield from ((f"{key}, {inner}", shown) for inner, shown in _numbers(value))
+        elif isinstance(value, str | int | float):
+            yield key, _cell(value)
+        elif isinstance(value, list) and 0 < len(value) <= SHOWN and not any(isinstance(v, list | dict) for v in value):
+            yield key, ", ".join(map(_cell, value))
 
 
 def _cell(value: object) -> str:

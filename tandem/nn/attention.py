@@ -23,7 +23,8 @@ Cost: 4 D sum(hi - lo) FLOPs per head forward, 2.5 times that backward; docs/att
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
@@ -200,6 +201,19 @@ def _check_spans(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int]) -> None:
 
 # ---- attending, in every layer --------------------------------------------------------------------------------------
 
+_listening: list[dict[Backend, str]] = []
+
+
+@contextmanager
+def backends_taken() -> Iterator[dict[Backend, str]]:
+    """The backends that `attend` takes while this is open, each with the reason."""
+    _listening.append(found := {})
+    try:
+        yield found
+    finally:
+        _listening.pop()
+
+
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -244,7 +258,9 @@ def attend(
     elif backend not in ("auto", plan.backend):
         raise ValueError(f"backend {backend!r} with a plan for {plan.backend!r}; name it in plan_attention")
     _check_tensors(queries, sources, plan)
-    chosen, _ = plan.choose(queries[0], return_lse, dropout)
+    chosen, reason = plan.choose(queries[0], return_lse, dropout)
+    for found in _listening:
+        found[chosen] = reason
     if chosen == "dense":
         return attend_dense(q, sources, scale=scale, return_lse=return_lse)
     keys, values = [s.k for s in sources], [s.v for s in sources]

@@ -38,6 +38,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
         "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
+        "attention": "; ".join(f"{backend} ({reason})" for backend, reason in speed.attention.items()),
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per position = {by_part}",
         "budget": f"{recipe.budget} = {_phases(run)}"
         f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",

@@ -5,9 +5,11 @@ of the mean step counts as two thirds of the time it took.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tandem.nn.attention import backends_taken
 from tandem.training.health import peak_memory
 from tandem.training.loop import finish, take_step
 
@@ -25,12 +27,14 @@ again in its second and third steps, which then take 4.3 and 4.9 s where others 
 @dataclass(frozen=True)
 class Speed:
     """Measured over a few steps on a copy: seconds for the mean step, seconds before the first step that counts, peak
-    bytes (including the run's own weights, kept beside the copy), and FLOPs of the mean step."""
+    bytes (including the run's own weights, kept beside the copy), FLOPs of the mean step, and the attention backends
+    that these steps took, with reasons."""
 
     step_seconds: float
     start_seconds: float
     memory: int
     flops: int
+    attention: Mapping[str, str] = field(default_factory=dict)
 
     def seconds(self, flops: int) -> float:
         """Seconds for steps of `flops` in total: across phases, time is taken as proportional to FLOPs."""
@@ -39,17 +43,24 @@ class Speed:
 
 def measure(scratch: "Run") -> Speed:
     """Takes a few steps of `scratch`, which changes it; of several processes, the slowest and the largest count."""
+    with backends_taken() as attention:
+        taken, mean = _times(scratch)
+        ahead = [phase for phase in scratch.view.phases if phase.first < max(1, scratch.steps)]
+        if largest := max(ahead, key=lambda phase: phase.flops(scratch.cost, 1)).first:
+            take_step(scratch, largest)  # a later phase that holds more
+    memory = scratch.ranks.largest(peak_memory(scratch.device.value))
+    step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]
+    return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1), attention)
+
+
+def _times(scratch: "Run") -> tuple[list[float], list[float]]:
+    """Seconds that steps took, and what the mean step would have taken in each."""
     taken: list[float] = []
-    mean: list[float] = []  # what the mean step would have taken
+    mean: list[float] = []
     while len(taken) <= COUNTED or (len(taken) < MOST and max(mean[-COUNTED:]) > STEADY * min(mean[-COUNTED:])):
         step, began = len(taken) % (COUNTED + 1), time.perf_counter()
         take_step(scratch, step)
         finish(scratch.device.value)
         taken.append(scratch.ranks.largest(time.perf_counter() - began))  # the same in all, or one would go on alone
         mean.append(taken[-1] / scratch.share(step))
-    ahead = [phase for phase in scratch.view.phases if phase.first < max(1, scratch.steps)]
-    if largest := max(ahead, key=lambda phase: phase.flops(scratch.cost, 1)).first:
-        take_step(scratch, largest)  # a later phase that holds more
-    memory = scratch.ranks.largest(peak_memory(scratch.device.value))
-    step_seconds = sorted(mean[-COUNTED:])[COUNTED // 2]
-    return Speed(step_seconds, sum(taken[:-COUNTED]), int(memory), scratch.flops(1))
+    return taken, mean

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,14 +184,9 @@ def test_rows_of_plain_values_are_shown_as_a_table(runs, monkeypatch):
     assert done.exit_code == 0, done.output
     table, rest = done.stdout.split("\n\n")
     assert table.splitlines() == ["words", "word   nats  after", "cat   1.235      \N{EN DASH}", "tree  2.000      3"]
-    assert [line.split()[0] for line in rest.splitlines()] == [
-        "analysis",
-        "network",
-        "step",
-        "count",
-        "record",
-        "picture",
-    ]
+    said = dict(re.split(r"  +", line) for line in rest.splitlines())
+    assert [*said] == ["analysis", "network", "step", "count", "numbers", "by_kind, own", "record", "picture"]
+    assert said["count"] == "2" and said["numbers"] == "1, 2.500" and said["by_kind, own"] == "0.1235"
 
 
 class Listing(Analysis):
@@ -200,7 +196,8 @@ class Listing(Analysis):
 
     def measure(self, run):
         words = [{"word": "cat", "nats": 1.23456, "after": None}, {"word": "tree", "nats": 2.0, "after": 3}]
-        return {"count": 2, "empty": [], "numbers": [1, 2], "words": words, "nested": [{"word": "cat", "ids": [1]}]}
+        plain = {"count": 2, "empty": [], "numbers": [1, 2.5], "long": [*range(99)], "by_kind": {"own": 0.12345}}
+        return {**plain, "words": words, "nested": [{"word": "cat", "ids": [1]}]}
 
     def draw(self, record, axes):
         pass

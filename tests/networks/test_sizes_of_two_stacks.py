@@ -50,10 +50,10 @@ def test_costs_of_the_papers_sizes(recipe):
 
 @pytest.mark.parametrize("recipe", SIZES)
 def test_costs_of_the_decoders_beside_them(recipe):
-    C, L_c, L_g, heads, *_ = SIZES[recipe]
-    shape = f"network={{depth: {L_c + L_g}, width: {C}, heads: {heads}}}"
+    double, plain = load(f"double_decoder/{recipe}"), load(f"decoder/{recipe}")
+    assert (double.batch, double.budget) == (plain.batch, plain.budget)
     with torch.device("meta"):
-        cost = Decoder(load("decoder/paper", [shape]).network, 32_768, 2048).cost()
+        cost = Decoder(plain.network, 32_768, 2048).cost()
     found = sum(cost.training(2048).values()), cost.prefill(2048), cost.decode(2047), 2 * cost.cache(1)
     assert found == DECODERS[recipe]
 
@@ -66,15 +66,15 @@ def test_parameters_of_the_papers_sizes(recipe):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{n}_decoder/paper_{m}m" for n in ("double", "encoder") for m in (6, 12, 25, 50, 100)]
+    "name", [f"{n}/paper_{m}m" for n in ("decoder", "double_decoder", "encoder_decoder") for m in (6, 12, 25, 50, 100)]
 )
 def test_the_papers_sizes_have_the_rates_of_width_64(name):
     recipe = load(name)
     with torch.device("meta"):
         network = recipe.choice("network")(recipe.network, 32_766, 2048)
-    hidden, rest = 64 / recipe.network.width, 1.0
+    hidden, rest, decay = 64 / recipe.network.width, 1.0, 0.1 if name.startswith("decoder") else 0.5
     assert {(group["scale"], group["weight_decay"]) for group in groups(network, recipe.optimiser)} == {
-        (hidden, 0.5), (rest, 0.5), (rest, 0.0)
+        (hidden, decay), (rest, decay), (rest, 0.0)
     }  # fmt: skip
     rates = recipe.choice("schedule")(recipe.schedule, 40)
     assert [round(rates(step), 4) for step in range(6)] == [0, 0.5, 1, 0.9763, 0.9526, 0.9289]

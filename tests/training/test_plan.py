@@ -67,6 +67,7 @@ def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
     told = page(run, Speed(step_seconds=0.5, start_seconds=10.0, memory=3 << 29, flops=run.flops(1)))
     assert told["time"] == "about 30 s with the start, then at 256 tokens/s, evaluation apart (3 steps measured)"
     assert told["memory"] == "1.50 GiB at the peak of these steps"
+    assert page(run, run.measure())["attention"] == "tiled (one plain call a tile is the fastest without CUDA)"
     assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
 
 
