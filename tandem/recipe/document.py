@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tandem.recipe.settings import UserError, did_you_mean, mappings
+from tandem.recipe.settings import UserError, did_you_mean, is_mapping
 
 
 class Origin(NamedTuple):
@@ -54,11 +54,11 @@ class Node:
 
     def over(self, base: "Node") -> "Node":
         """This on top of `base`: sections merge key by key, anything else replaces, an option that is a mapping too."""
-        whole = mappings()
 
         def merged(top: Node, base: Node, *above: str) -> Node:
-            is_whole = above[-2:] in whole and not top.dotted
-            if is_whole or not (isinstance(top.value, dict) and isinstance(base.value, dict)):
+            if not (isinstance(top.value, dict) and isinstance(base.value, dict)):
+                return top
+            if len(above) > 1 and is_mapping(*above[-2:]) and not top.dotted:
                 return top
             mine = {key: merged(node, base.value.get(key, node), *above, key) for key, node in top.value.items()}
             return Node(base.value | mine, top.origin, top.dotted and base.dotted)

@@ -109,12 +109,12 @@ def is_choice(kind: str) -> bool:
     return bool(registered(kind)) and None not in _registry[kind]
 
 
-def mappings() -> set[tuple[str, str]]:
-    """(section, option) of every option that is a mapping of data, such as a mixture: its keys are no options."""
+def is_mapping(section: str, option: str) -> bool:
+    """Whether some choice in a section has this option as a mapping of data, such as a mixture: its keys are none."""
     register_all()
-    choices = ((kind, cls) for kind in SECTIONS for cls in registered(kind).values())
-    options = ((kind, name, field) for kind, cls in choices for name, field in cls.Config.model_fields.items())
-    return {(kind, name) for kind, name, field in options if _is_mapping(field.annotation)}
+    choices = registered(section).values() if section in SECTIONS else ()
+    fields = (cls.Config.model_fields.get(option) for cls in choices)
+    return any(field is not None and _is_mapping(field.annotation) for field in fields)
 
 
 def _is_mapping(annotation: Any) -> bool:
