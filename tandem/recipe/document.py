@@ -206,7 +206,7 @@ def is_path(reference: str) -> bool:
 
 def names_recipe(reference: str) -> bool:
     """Whether a recipe has this name, or it is a path."""
-    return reference in recipes() or is_path(reference)
+    return is_path(reference) or reference in recipes()
 
 
 def is_study(layers: Iterable[Node]) -> bool:
@@ -219,16 +219,16 @@ def find(reference: str, beside: Path = Path()) -> Path:
 
     Raises: UserError naming the nearest match.
     """
-    named = recipes()
-    if reference in named:
-        return named[reference]
-    wanted = beside / reference
-    if not is_path(reference):
-        near = did_you_mean(reference, named)
-    elif wanted.is_file():
-        return wanted
-    else:
+    if is_path(reference):
+        wanted = beside / reference
+        if wanted.is_file():
+            return wanted
         near = did_you_mean(wanted.name, (path.name for path in wanted.parent.glob("*.y*ml")))
+    else:
+        named = recipes()
+        if reference in named:
+            return named[reference]
+        near = did_you_mean(reference, named)
     raise UserError(f"{shown(reference)}: no such recipe; {near}`tandem show` lists them")
 
 
