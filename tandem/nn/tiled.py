@@ -147,7 +147,7 @@ def _call(
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=tile.is_causal, attn_mask=mask, scale=scale
         )
-    elif _has_own_backward(tile, q, k, v, dropout):
+    elif _has_own_backward(q, k, v, dropout):
         outputs = [_OwnBackward.apply(q, k, v, mask, tile.mask, tile.is_causal, scale)]
     else:
         grouped = q.shape[1] != k.shape[1]
@@ -160,7 +160,7 @@ def _call(
     return [y.masked_fill(tile.empty, 0.0), *(x.masked_fill(tile.empty[..., 0], -torch.inf) for x in lse)]
 
 
-def _has_own_backward(tile: Tile, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+def _has_own_backward(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
     is_bfloat16 = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     return is_bfloat16 and needs_grad and not dropout
