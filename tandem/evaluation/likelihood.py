@@ -209,10 +209,10 @@ def likelihood(
         last = store.lengths[document] - 1
         for sums, chosen in ((nats, index > 0), (ends, index < 0), (firsts, index == 0), (lasts, index == last)):
             np.add.at(sums, place[document[chosen]], nll[chosen])
-        counted = index > 0
-        np.add.at(size, place[document[counted]], store.token_bytes[store.offsets[document] + index][counted])
+        scored = index > 0
+        np.add.at(size, place[document[scored]], store.token_bytes[store.offsets[document] + index][scored])
         starts_anywhere |= bool((index == 0).any())
-        done += int(counted.sum())
+        done += int(scored.sum())
         progress(done, int(tokens.sum()))
     assert done == tokens.sum(), "every token is scored once"
     text = nats + firsts - lasts if starts_anywhere else np.full(len(order), np.nan)

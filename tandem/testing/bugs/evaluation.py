@@ -6,7 +6,7 @@ LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 BUGS = {
     "evaluation/likelihood.py": [
         ("bytes of all tokens", LIKELIHOOD,
-         "store.offsets[document] + index][counted]", "store.offsets[document] + index - 1][counted]"),
+         "store.offsets[document] + index][scored]", "store.offsets[document] + index - 1][scored]"),
         ("scores in mixed precision", LIKELIHOOD,
          "enabled=False", "enabled=torch.is_autocast_enabled(device.type)"),
         ("sums in float32", LIKELIHOOD,
