@@ -119,7 +119,7 @@ class Order:
         self._reach = 1 + sum(source.longest for source in self.sources)  # one more for the rounding of the clock
 
     def epoch(self, number: int) -> Epoch:
-        """The documents of one epoch of the first source, in order; without shares, that is the whole store."""
+        """The documents of one epoch of the first source, in order; without shares, those are all that runs read."""
         return self.sources[0].epoch(number)
 
     @property
