@@ -80,8 +80,8 @@ class FoldedRows:
         lengths = order.store.lengths
         self.bags = np.where(lengths > bag, lengths // bag, 0)
         """Bags of each document of the store."""
-        documents, ends, *_ = order.epoch(0)
-        self.tokens, self.total = int(ends[-1]), int(self.bags[documents].sum())
+        epoch = order.epoch(0)
+        self.tokens, self.total = int(epoch.ends[-1]), int(self.bags[epoch.documents].sum())
         """Tokens and bags of an epoch."""
         if not self.total:
             raise UserError(
