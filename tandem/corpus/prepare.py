@@ -272,7 +272,7 @@ def _documents(parts: list[Part]) -> Iterator[Document]:
             drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
             done = before + read
             yield Document(SIDES[drawn < part.held_out * 2**64], part.number, text, sentences, done)
-        before += done - before if part.source.size is None else part.source.size
+        before = done if part.source.size is None else before + part.source.size
 
 
 def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> Iterator[str]:
