@@ -127,7 +127,7 @@ def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int)
 
 def _latest(config: PartitionConfig, start: int, end: int) -> range:
     """Places from the latest one where a document's first block may end; none: it may be the whole document."""
-    return _places(start + (config.min_context or end), end, config.align)
+    return range(0) if config.min_context is None else _places(start + config.min_context, end, config.align)
 
 
 def _places(first: int, end: int, align: int) -> range:
