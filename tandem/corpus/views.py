@@ -53,7 +53,7 @@ class Batch:
         """This batch as part number `part` of a step whose parts have equally many rows."""
         return replace(self, key=key, row=part * len(self.tokens))
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: torch.device | str) -> Self:
         """Moves tokens and targets; `starts` and `blocks` stay on the host, where spans are planned."""
         return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
 
