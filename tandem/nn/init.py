@@ -84,7 +84,7 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
     scaled            and both residual outputs of a block N(0, 0.02 / sqrt(2 depth)): GPT-2
     scaled_attention  only the attention output so: State-Prediction Separation, authors' code
     xavier            uniform, gain sqrt(2), stacked matrices drawn as one, table too: Block-Based Double Decoders
-    per_matrix        as xavier, but q, k and v each by itself with gain 1, so that none starts larger than another
+    per_matrix        as xavier, but stacked matrices each by itself, and q, k and v with gain 1
     per_matrix_scaled  and both residual outputs of a block divided by sqrt(2 depth)
     xavier_qkv        q, k and v each uniform on their own shape, the rest normal: Thought Gestalt, release
     torch             PyTorch's own for linears, N(0, 1) for tables: Context-Ready Transformer, author
