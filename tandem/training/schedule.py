@@ -19,7 +19,7 @@ rate stays what it is at T.
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -136,15 +136,15 @@ class Linear(Schedule):
 
 
 def in_stretches(
-    schedule: type[Schedule],
-    config: _Config,
+    schedule: Callable[[Any, int, Callable[[int], int]], Callable[[int], float]],
+    config: Any,
     stretches: list[tuple[int, int | None]],
     steps: int,
     read: Callable[[int], int],
 ) -> Callable[[int], float]:
     """A separate schedule for each (first, last) of the `stretches`; None is the end of the run."""
 
-    def part(first: int, last: int) -> Schedule:
+    def part(first: int, last: int) -> Callable[[int], float]:
         before = read(first)
         return schedule(config, last - first, lambda step: read(first + step) - before)
 
