@@ -173,5 +173,5 @@ def hinge(length: Tensor) -> Tensor:
 def rank_table(slots: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """P (M, C): sine and cosine interleaved, of angle r 10000^(-2j/C), scaled to length 1 like a thought."""
     angles = Rotation(torch.arange(slots, device=device), width, dtype=torch.float64)
-    table = torch.stack((angles.sin_TD, angles.cos_TD), dim=-1).flatten(1)
+    table = torch.stack((angles.sin_TJ, angles.cos_TJ), dim=-1).flatten(1)
     return (table / (width / 2) ** 0.5).float()

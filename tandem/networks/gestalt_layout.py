@@ -269,7 +269,7 @@ class PackedReader:
         self.rotation = copy.copy(rotation)
         if self.rotation is not None:
             r, places = self.rotation, F.pad(rows.places, (0, more))
-            r.cos_TD, r.sin_TD = r.cos_TD[places], r.sin_TD[places]
+            r.cos_TJ, r.sin_TJ = r.cos_TJ[places], r.sin_TJ[places]
         self.thoughts: dict[int, tuple[Tensor, Tensor]] = {}
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 

@@ -200,7 +200,7 @@ def heads_of(
 def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tensor:
     """Heads (B, T, H, D) rotated to their positions, as (B, H, T, D)."""
     if rotation is not None:
-        heads = rotate(heads, rotation.cos_TD, rotation.sin_TD, rotation.pairing)
+        heads = rotate(heads, rotation.cos_TJ, rotation.sin_TJ, rotation.pairing)
     return heads.transpose(1, 2).to(dtype)
 
 

@@ -6,7 +6,7 @@ Scores then depend on distances only. Two pairings are in use, and weights train
 `adjacent` rotates channels (2j, 2j+1), the pairing of the paper (Su et al. 2021) and the default here; `halves`
 rotates (j, j + D/2), the pairing of GPT-NeoX and of Llama as converted for Hugging Face.
 
-Shapes: B rows, H heads, T tokens, D head width.
+Shapes: B rows, H heads, T tokens, D head width, J = D / 2 pairs.
 """
 
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class Rotation:
         head_width: D, even.
         base: of the angles; 10,000 in the paper.
         pairing: which channels form a pair.
-    The tables (T, D/2) are computed in float64 and kept in float32, or in float64 when `dtype` says so.
+    The tables (T, J) are computed in float64 and kept in float32, or in float64 when `dtype` says so.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Rotation:
     ):
         pairs = torch.arange(0, head_width, 2, dtype=torch.float64, device=positions_T.device)
         angle = positions_T.to(torch.float64)[:, None] * base ** (-pairs / head_width)
-        self.cos_TD = angle.cos().to(dtype)
-        self.sin_TD = angle.sin().to(dtype)
+        self.cos_TJ = angle.cos().to(dtype)
+        self.sin_TJ = angle.sin().to(dtype)
         self.pairing: Pairing = pairing
 
     @classmethod
@@ -51,9 +51,9 @@ class Rotation:
         return cls(positions_T.to(like.device), config.head_width, base=base, pairing=pairing, dtype=dtype)
 
 
-def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, pairing: Pairing) -> Tensor:
+def rotate(x_BTHD: Tensor, cos_TJ: Tensor, sin_TJ: Tensor, pairing: Pairing) -> Tensor:
     """Rotates every head of `x` (B, T, H, D); computes in the tables' precision, returns the dtype of `x`."""
-    cos, sin = cos_TD[:, None], sin_TD[:, None]
+    cos, sin = cos_TJ[:, None], sin_TJ[:, None]
     if pairing == "adjacent":
         a, b = x_BTHD.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

@@ -87,7 +87,7 @@ def _block(block, x: Tensor, rotation: Rotation | None, memory: list[Tensor]) ->
 def _own(block, x: Tensor, rotation: Rotation | None) -> Tensor:
     q, k, v = block.qkv(block.attention_norm(x)).unflatten(-1, (3, block.heads, -1)).unbind(1)
     if rotation is not None:
-        q, k = (rotate(y[None], rotation.cos_TD, rotation.sin_TD, rotation.pairing)[0] for y in (q, k))
+        q, k = (rotate(y[None], rotation.cos_TJ, rotation.sin_TJ, rotation.pairing)[0] for y in (q, k))
     return block.output(_attention(q, k, v, is_causal=True))
 
 

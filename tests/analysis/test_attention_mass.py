@@ -43,7 +43,7 @@ def by_hand(network, batch):
         place = ("generation", number - c.context_layers) if generates else ("context", number)
         q, k, _ = block.qkv(block.attention_norm(state)).unflatten(-1, (-1, 8)).split((H, G, G), dim=2)
         kc, _ = torch.nn.functional.linear(latents, block.qkv.weight[8 * H :]).unflatten(-1, (-1, 8)).split(G, dim=2)
-        q, k, kc = (rotate(given, rotation.cos_TD, rotation.sin_TD, "adjacent")[0] for given in (q, k, kc))
+        q, k, kc = (rotate(given, rotation.cos_TJ, rotation.sin_TJ, "adjacent")[0] for given in (q, k, kc))
         own, entropies, variances = [], [], []
         for i in range(T):
             b = int(blocks[0, i]) if generates else 0

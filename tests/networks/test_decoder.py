@@ -27,7 +27,7 @@ def decoded(network, batch):
 
     def turned(y, b):
         table = Rotation(place[b], c.head_width, base=c.rope_base, pairing=c.positions, dtype=y.dtype)
-        return rotate(y[None], table.cos_TD, table.sin_TD, c.positions)[0]
+        return rotate(y[None], table.cos_TJ, table.sin_TJ, c.positions)[0]
 
     for block in network.blocks:
         heads = block.qkv(block.attention_norm(x)).unflatten(-1, (-1, c.head_width))

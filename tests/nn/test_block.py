@@ -67,7 +67,7 @@ def test_the_block_is_its_formula(name):
         )
     if reader.rotation is not None:
         table = reader.rotation
-        q, k = (rotate(y, table.cos_TD, table.sin_TD, table.pairing) for y in (q, k))
+        q, k = (rotate(y, table.cos_TJ, table.sin_TJ, table.pairing) for y in (q, k))
     y = reader(0, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(-2)
     x1 = x + y @ block.output.weight.T + (block.output.bias if c.bias else 0)
     expected = x1 + block.mlp(normed(c, block.mlp_norm, x1))

@@ -8,7 +8,7 @@ PAIRINGS = ["adjacent", "halves"]
 
 def turn(x, positions, pairing="adjacent", base=10_000.0):
     table = Rotation(positions, x.shape[-1], base=base, pairing=pairing, dtype=x.dtype)
-    return rotate(x, table.cos_TD, table.sin_TD, pairing)
+    return rotate(x, table.cos_TJ, table.sin_TJ, pairing)
 
 
 def test_adjacent_pairs_turn_as_complex_numbers():
@@ -53,13 +53,13 @@ def test_tables_are_exact_at_far_positions():
     table = Rotation(far, 64)
     exact = Rotation(far, 64, dtype=torch.float64)
     # float32 angles would be wrong by up to 100,000 * 6e-8 = 6e-3; rounding the finished table costs 6e-8
-    torch.testing.assert_close(table.cos_TD.double(), exact.cos_TD, rtol=0, atol=1e-7)
+    torch.testing.assert_close(table.cos_TJ.double(), exact.cos_TJ, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_half_precision_is_turned_in_float32_and_rounded_once(pairing):
     x = torch.randn(1, 40, 2, 16).bfloat16()
     table = Rotation(torch.arange(40), 16, pairing=pairing)
-    turned = rotate(x, table.cos_TD, table.sin_TD, pairing)
+    turned = rotate(x, table.cos_TJ, table.sin_TJ, pairing)
     exact = turn(x.float(), torch.arange(40), pairing)
     assert turned.dtype == torch.bfloat16 and torch.equal(turned, exact.bfloat16())

@@ -162,8 +162,8 @@ BUGS = {
          "(table / (width / 2) ** 0.5).float()", "table.float()"),
         ("ranks have halves in place of turns",
          PARITY + "::test_tables_of_ranks",
-         "torch.stack((angles.sin_TD, angles.cos_TD), dim=-1).flatten(1)",
-         "torch.cat((angles.sin_TD, angles.cos_TD), dim=-1)"),
+         "torch.stack((angles.sin_TJ, angles.cos_TJ), dim=-1).flatten(1)",
+         "torch.cat((angles.sin_TJ, angles.cos_TJ), dim=-1)"),
     ],
     "networks/gestalt_layout.py": [
         ("attention has no dropout",
