@@ -75,7 +75,7 @@ class Mixture(nn.Module):
         gate_Nk = p_Nk / p_Nk.sum(-1, keepdim=True)
         counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.experts)
         if tell is not None:
-            tell(Routing(_shares(counts_E.clone(), exact), p_NE.mean(0)))
+            tell(Routing(_shares(counts_E, exact), p_NE.mean(0)))
 
         by_expert = chosen_Nk.flatten().argsort(stable=True)
         read_MC = x_NC.repeat_interleave(self.active, 0)[by_expert]  # M = N k assignments
@@ -95,6 +95,7 @@ class Mixture(nn.Module):
 def _shares(counts_E: Tensor, dtype: torch.dtype) -> Tensor:
     """Shares of the assignments of all processes in this micro-batch."""
     if dist.is_available() and dist.is_initialized():
+        counts_E = counts_E.clone()  # this process goes on with its own
         dist.all_reduce(counts_E)
     return counts_E.to(dtype) / counts_E.sum()
 
