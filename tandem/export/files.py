@@ -18,11 +18,11 @@ INDEX = "model.safetensors.index.json"
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises: UserError if there is none, or if it is not a JSON object."""
-    return _object(found(folder / CONFIG))
+    return _object(existing(folder / CONFIG))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(found(folder / TOKENIZER))
+    return Tokenizer.from_file(existing(folder / TOKENIZER))
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -49,13 +49,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in names:
         try:
-            weights |= load_file(found(folder / name))
+            weights |= load_file(existing(folder / name))
         except SafetensorError as error:
             raise UserError(f"{folder / name}: damaged, or no safetensors: {error}") from error
     return weights
 
 
-def found(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The path. Raises: UserError if there is no such file; OSError if this user may not read it."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; the folder of a model has {WEIGHTS}, {CONFIG} and {TOKENIZER}")
     path.open("rb").close()  # of a file that this user may not read, safetensors says that there is none
