@@ -163,13 +163,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
 
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
-    register_all()
-    known = registered("analysis")
-    if name not in known:
-        raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
-    cls: Any = known[name]
-    if not issubclass(cls, Analysis):
-        raise TypeError(f"analysis {name}: {cls.__qualname__} has to extend tandem.analysis.analysis.Analysis")
+    cls = _analysis(name)
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
     if cls.trained and is_path(str(path)):
         raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
@@ -202,6 +196,16 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         axes.set_title(f"{path.name}, step {run.progress.step:,}")
     said = [*_numbers(record), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
     return "\n".join([*_tables(record), columns(said)])
+
+
+def _analysis(name: str) -> type[Analysis]:
+    register_all()
+    known = registered("analysis")
+    if name not in known:
+        raise UserError(f"analyse {name}: no such analysis; {did_you_mean(name, known)}there are {', '.join(known)}")
+    if not issubclass(cls := known[name], Analysis):
+        raise TypeError(f"analysis {name}: {cls.__qualname__} has to extend tandem.analysis.analysis.Analysis")
+    return cls
 
 
 def _tables(record: dict[str, Any]) -> Iterator[str]:
