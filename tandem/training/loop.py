@@ -8,9 +8,9 @@ that comes too late for that stops them once the last step is saved.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from tandem.training.parallel import adding, whole
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
+
+Number = TypeVar("Number", int, Tensor)
 
 
 @dataclass
@@ -111,8 +113,8 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
     )
 
 
-def _added(parts) -> dict:
-    total: dict = {}
+def _added(parts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    total: dict[str, Number] = {}
     for part in parts:
         for name, value in part.items():
             total[name] = total[name] + value if name in total else value

@@ -9,6 +9,8 @@ Randomness comes from generators keyed by (seed, purpose), so that more draws in
 import copy
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -208,14 +210,14 @@ class Run:
         scratch.schedule = lambda step: 0.0  # type: ignore[assignment]
         return measure(scratch)
 
-    def batches(self, step: int) -> list:
+    def batches(self, step: int) -> list[Any]:
         """Micro-batches of a step for this process, on the host: a pure function of (seed, step, rank)."""
         pieces = self.recipe.batch.micro_batches
         first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
         key = keyed(self.recipe.seed, f"step/{step}")
         return [self.view.batch(step, part, parts).keyed(key, part) for part in range(first, first + pieces)]
 
-    def autocast(self):
+    def autocast(self) -> AbstractContextManager:
         return autocast(self.device.value, self.precision.value)
 
 
