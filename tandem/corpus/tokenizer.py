@@ -46,6 +46,7 @@ class Tokenizer:
     Attributes:
         end: the token that ends a document; no text contains it.
         eos: its id.
+        ends: all names of DOCUMENT_ENDS that it has, with their ids; `end` is the first.
         is_end_added: whether the tokenizer had none of its own.
         vocabulary: V, the number of ids that a document can contain, `eos` included.
     """

@@ -52,6 +52,7 @@ class Cost:
     divided: Callable[[Parts], tuple[int, int]] | None = None
 
     once: ClassVar[int | property] = 0
+    """FLOPs of a training batch, of any size."""
 
     @property
     def total_parameters(self) -> int:

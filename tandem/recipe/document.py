@@ -210,7 +210,7 @@ def names_recipe(reference: str) -> bool:
 
 
 def is_study(layers: Iterable[Node]) -> bool:
-    """Whether the trees of files are those of a study: it has arms, a recipe has none."""
+    """Whether the trees of files are those of a study: it has arms or a grid, a recipe has neither."""
     return any(layer.at("arms") or layer.at("grid") for layer in layers)
 
 
