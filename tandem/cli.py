@@ -33,6 +33,13 @@ CURES |= {errno.ENAMETOOLONG: "take a shorter name"}
 """Remedies for disk errors, by errno; any other OSError may be a bug."""
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory")
+SMALLER = (
+    "take fewer rows or a shorter context at a time or a smaller network; in training, batch.micro_batches and "
+    "training.recompute=true need less memory for the same steps"
+)
+
+
 class _Group(TyperGroup):
     def invoke(self, ctx):
         try:
@@ -45,6 +52,12 @@ class _Group(TyperGroup):
                 raise
             cure = f"{CURES[error.errno]} and start the same command again"
             _tell(error, f"{error.filename or 'a file'}: {error.strerror}; {cure}")
+            sys.exit(2)
+        except (MemoryError, RuntimeError) as error:  # RuntimeError: PyTorch's, of any device
+            first = (str(error).splitlines() or ["no memory"])[0]
+            if not isinstance(error, MemoryError) and not any(words in first for words in NO_MEMORY):
+                raise
+            _tell(error, f"out of memory ({first}): {SMALLER}")
             sys.exit(2)
         except ValueError as error:
             from tandem.recipe import UserError

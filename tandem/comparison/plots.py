@@ -5,6 +5,7 @@ thin line and smoothed as a thick one, and records of kind "likelihood", measure
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tandem.recipe import require
+from tandem.training.folder import replace_file
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -26,15 +28,16 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
     with picture(path) as axes:
         axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
         means = smoothed_by_phase([record["phase"] for record in steps], losses)
-        axes.plot(tokens, means, "C0", linewidth=1.6, label=f"{name}, training")
+        axes.plot(tokens, means, "C0", linewidth=1.6, label="training")
         if judged:
             numbers = [0, *(record["step"] for record in steps)]
             at = np.interp([record["step"] for record in judged], numbers, [0, *tokens])
             nats = [record.get("of_curve", record)["nats_per_token"] for record in judged]
-            axes.plot(at, nats, "o", color="C0", markeredgecolor="white", markersize=6, label=f"{name}, held out")
+            axes.plot(at, nats, "o", color="C0", markeredgecolor="white", markersize=6, label="held out")
         axes.set_xlabel("tokens of text trained on")
         axes.set_ylabel("loss (nats per token)")
         axes.xaxis.set_major_formatter(require("matplotlib.ticker", "plots").EngFormatter())
+        axes.set_title(drawable(name))
         axes.legend(frameon=False)
 
 
@@ -46,13 +49,23 @@ def smoothed_by_phase(phases: Sequence[int], losses: Sequence[float]) -> np.ndar
 
 @contextlib.contextmanager
 def picture(path: Path) -> Iterator[Any]:
-    """Axes to draw on, written as a PNG at the end. Raises: UserError where matplotlib is missing."""
+    """Axes to draw on, written as a PNG at the end; texts are taken as they are, without formulas.
+
+    Raises: UserError where matplotlib is missing.
+    """
     figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="png")
+    with require("matplotlib", "plots").rc_context({"text.parse_math": False}):
+        axes = figure.subplots()
+        yield axes
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(written := io.BytesIO(), format="png")
+    replace_file(path, written.getvalue())
+
+
+def drawable(name: str) -> str:
+    """A file's name without what no font has: bytes that are not Unicode."""
+    return name.encode(errors="replace").decode()
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

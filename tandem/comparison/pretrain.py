@@ -59,9 +59,9 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
                 run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, ranks))
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
+                replace_file(folder.result, json.dumps(result, indent=1).encode())
                 if find_spec("matplotlib"):
                     plot_losses(path.name, folder.records(), path / "loss.png")
-                replace_file(folder.result, json.dumps(result, indent=1).encode())
         if not ranks.is_first:
             return None
         result = read_part(folder.result, likelihood=dict, samples=list)
@@ -343,7 +343,8 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
-    drawn = "pip install 'tandem-lm[plots]' brings matplotlib" if losses else "the record holds no step"
+    brings = "it could not be" if find_spec("matplotlib") else "pip install 'tandem-lm[plots]' brings matplotlib"
+    drawn = brings if losses else "the record holds no step"
     curve, model = folder.path / "loss.png", folder.path / "model"
     last = checkpoint.latest(folder.checkpoints, result["step"])
     gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"

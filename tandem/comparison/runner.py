@@ -38,6 +38,8 @@ from tandem.training.health import NotFinite, Stopped, StopRequest
 PAUSE = 0.2
 """Seconds between checks of the processes."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""What torchrun tells a process of its group: commands under it divide the runs, and each of these trains alone."""
 GRACE = 10.0
 """Seconds within which a process whose command was killed has saved its state and released its run."""
 
@@ -141,7 +143,8 @@ class Training:
         recipe = folder.processes / f"{job.name}.yaml"
         replace_file(recipe, folder.study.recipe(job).to_yaml().encode())
         code = [str(Path(tandem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # this one, installed or not
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, code))}
+        mine = {key: value for key, value in os.environ.items() if key not in GROUP}
+        environment = {**mine, "PYTHONPATH": os.pathsep.join(filter(None, code))}
         if processes > 1:
             environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
         if device is not None:

@@ -15,7 +15,7 @@ import torch
 from rich.progress import TaskProgressColumn
 
 from tandem.analysis.analysis import Analysis
-from tandem.comparison.plots import picture
+from tandem.comparison.plots import drawable, picture
 from tandem.comparison.pretrain import in_words, noted, planned, prepared
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
@@ -35,7 +35,7 @@ from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
-from tandem.training.folder import RunFolder, made, replace_file
+from tandem.training.folder import PLACES, RunFolder, made, replace_file
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
@@ -69,13 +69,24 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
         run = planned(folder, load(str(folder.recipe), elsewhere))
     except UserError as error:  # its text may be elsewhere, or have changed
         raise UserError(f"{error}; {model}") if is_left else error from None
-    run.progress = Progress(**checkpoint.restore(last, run.network))
+    run.progress = Progress(**_restored(folder, run, last, step))
     if run.note and not unfinished:
         raise UserError(
             f"{path}: step {run.progress.step:,} of {run.steps:,} is no language model yet: it has read {run.note}; "
             "train it further, or take it as it is with --unfinished"
         )
     return run
+
+
+def _restored(folder: RunFolder, run: Run, last: Path, step: int | None) -> dict[str, Any]:
+    """Reads the checkpoint `last`, or a newer one with which training has replaced it meanwhile."""
+    try:
+        return checkpoint.restore(last, run.network)
+    except (UserError, OSError):
+        newest = checkpoint.latest(folder.checkpoints, step)
+        if newest is None or newest == last:
+            raise
+    return _restored(folder, run, newest, step)
 
 
 def open_model(path: str | Path, unfinished: bool = False, step: int | None = None) -> tuple[Network, Tokenizer]:
@@ -98,9 +109,8 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
     recipe = read_config(path).get("recipe")
     if recipe is None:
         raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
-    elsewhere = {"texts", "validation", "tokenizer", "folder", "run"}  # on the machine that trained it
-    kept = {
-        section: {key: value for key, value in options.items() if key not in elsewhere}
+    kept = {  # all but places on the machine that trained it
+        section: {key: value for key, value in options.items() if f"{section}.{key}" not in PLACES}
         if isinstance(options, dict)
         else options
         for section, options in recipe.items()
@@ -193,7 +203,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         record = {"analysis": name, **used, **analysis.measure(run)}
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
-        axes.set_title(f"{path.name}, step {run.progress.step:,}")
+        axes.set_title(f"{drawable(path.name)}, step {run.progress.step:,}")
     said = [*_numbers(record), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
     return "\n".join([*_tables(record), columns(said)])
 

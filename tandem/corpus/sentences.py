@@ -191,7 +191,7 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
         for first, last, lengths, counted in _segmented(store, config):
             begin, end = store.offsets[[first, last]]
             assert lengths.sum() == end - begin, "sentences tile the documents"
-            (begin + np.cumsum(lengths) - lengths).tofile(file)
+            file.write((begin + np.cumsum(lengths) - lengths).tobytes())
             counts += counted
             sentences, done = sentences + len(lengths), done + int(end - begin)
             progress(done, len(store.tokens))

@@ -158,7 +158,7 @@ class StoreWriter:
         self.documents = self.tokens = self.bytes = self.given = 0
         self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS + OPTIONAL}
         self._is_given = False
-        np.zeros(1, np.int64).tofile(self._files["offsets"])
+        self._files["offsets"].write(np.zeros(1, np.int64).tobytes())
 
     def append(
         self,
@@ -180,16 +180,16 @@ class StoreWriter:
         tokens[is_text], token_bytes[is_text] = np.concatenate(ids), np.concatenate(sizes)
         if token_bytes.max() > np.iinfo(np.uint16).max:
             raise UserError(f"corpus.tokenizer: one token stands for {token_bytes.max()} bytes of text, 65535 fit")
-        tokens.tofile(self._files["tokens"])
-        token_bytes.astype(np.uint16).tofile(self._files["token_bytes"])
-        (self.tokens + ends).tofile(self._files["offsets"])
+        self._files["tokens"].write(tokens.tobytes())
+        self._files["token_bytes"].write(token_bytes.astype(np.uint16).tobytes())
+        self._files["offsets"].write((self.tokens + ends).tobytes())
         if self.shares:
-            np.array(sources, np.uint16).tofile(self._files["source_of"])
+            self._files["source_of"].write(np.array(sources, np.uint16).tobytes())
         starts = begins = self.tokens + ends - lengths
         if given is not None:
             starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, given, strict=True)])
             self._is_given = True
-        starts.tofile(self._files["given"])
+        self._files["given"].write(starts.tobytes())
         self.given += len(starts)
         self.documents += len(ids)
         self.tokens += len(tokens)

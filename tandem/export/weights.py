@@ -37,9 +37,13 @@ def export(network: Network, tokenizer: Tokenizer, recipe: dict[str, Any], folde
     if reason := hugging_face.refusal(type(network)):
         raise UserError(reason)
     tokenizer.require_within(network.vocabulary)
-    save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
-    write_tokenizer(tokenizer, folder)
-    hugging_face.write(network, tokenizer, folder)
+    try:
+        save_network(network, folder, recipe=recipe, **hugging_face.keys(network, tokenizer))
+        write_tokenizer(tokenizer, folder)
+        hugging_face.write(network, tokenizer, folder)
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # that of a full disk has none
+        raise
 
 
 def load_exported(folder: str | Path) -> tuple[Network, Tokenizer]:

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
@@ -95,9 +94,10 @@ def columns_of(tokens: Tensor, rows: int) -> Tensor:
 
 def aligned(texts: list[list[int]], in_front: bool = True) -> tuple[Tensor, Tensor]:
     """Texts as a batch (B, T), padded in front or at their ends, and the padding of each, (B,)."""
-    rows = [torch.tensor(text, dtype=torch.long) for text in texts]
-    tokens = pad_sequence(rows, batch_first=True, padding_side="left" if in_front else "right")
-    return tokens, tokens.shape[1] - torch.tensor([len(text) for text in texts])
+    longest = max(map(len, texts))
+    padding = [[0] * (longest - len(text)) for text in texts]
+    rows = [pad + text if in_front else text + pad for pad, text in zip(padding, texts, strict=True)]
+    return torch.tensor(rows), torch.tensor([len(pad) for pad in padding])
 
 
 def padded(vocabulary: int, sentinels: int = 0) -> int:

@@ -8,6 +8,8 @@ at the current speed.
 """
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +32,15 @@ SHOWN = 4
 LOG_PAUSE = 30.0
 """Seconds between lines of progress outside training, where there is no terminal."""
 
-TERMINAL = Console(highlight=False, markup=False, emoji=False)
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """A run goes on when nobody reads what it prints any more; rich would end the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+TERMINAL = _Terminal(highlight=False, markup=False, emoji=False)
 """Where everything is shown, verbatim: a text may contain :smile: or [b]. Quiet in all but a run's first process."""
 
 

@@ -41,6 +41,8 @@ MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.
 MAY_DIFFER += ("evaluation.rows",)
 """Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns. Not
 training.device, on which the automatic precision depends."""
+PLACES = ("corpus.texts", "corpus.validation", "corpus.tokenizer", "corpus.folder", "evaluation.texts", "start.run")
+"""Keys that hold paths: another machine may spell them in another way."""
 CURES = {
     "recipe.yaml": "bring it back from a copy: it says what the rest of this folder is; or give this run another name",
     "plan.json": "delete it: the run is planned again, and only the fingerprints of its text are lost",
@@ -84,12 +86,17 @@ class RunFolder:
 
     @classmethod
     def start(cls, path: Path, recipe: str) -> Self:
-        """The folder of a new run, or of the same run to be resumed; locked until `close` or the process ends.
+        """The folder of a new run, or of the same run to be resumed, locked until `close` or the process ends; or of
+        the same run, finished, which may stand where nothing can be written.
 
         `recipe` is the resolved recipe as YAML.
         Raises: UserError where another process trains in it, or it holds the run of another recipe.
         """
         folder = cls(path)
+        if folder.result.exists() and folder.recipe.exists():  # nothing is written there any more
+            read_part(folder.recipe)
+            _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
+            return folder
         try:
             folder._lock = lock(made(path, "a run") / LOCK)
         except OSError as error:
@@ -105,10 +112,9 @@ class RunFolder:
             if folder.recipe.exists():
                 read_part(folder.recipe)
                 _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
-            if not folder.result.exists():  # what a finished run was made with stays as it is
-                replace_file(folder.recipe, recipe.encode())
-                entries = read_part(folder.environment, list) if folder.environment.exists() else []
-                replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
+            replace_file(folder.recipe, recipe.encode())
+            entries = read_part(folder.environment, list) if folder.environment.exists() else []
+            replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
         except BaseException:
             folder.close()
             raise

@@ -31,17 +31,21 @@ class Stopped(UserError):
         self.exit_code, self.is_told_elsewhere = 128 + signal_number, is_told_elsewhere
 
 
-def require_finite(sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str) -> None:
+def require_finite(
+    sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str, is_told_elsewhere: bool = False
+) -> None:
     """Raises NotFinite, naming the step and its batch, before the update would spoil the weights."""
     bad = [name for name, value in sums.items() if not math.isfinite(value)]
     if not math.isfinite(norm):
         bad.append("gradient norm")
     if bad:
-        raise NotFinite(
+        error = NotFinite(
             f"step {step}: {' and '.join(bad)} not finite; nothing was updated. The batch: {where}. "
             "Checkpoints stand as they are; under another name, try a lower optimiser.lr, a longer schedule.warmup, "
             "or training.precision=float32"
         )
+        error.is_told_elsewhere = is_told_elsewhere
+        raise error
 
 
 class StopRequest:

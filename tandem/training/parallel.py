@@ -40,6 +40,9 @@ T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for another one that is gone, or that is writing or preparing something."""
 
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""What gloo and NCCL say where another process is gone."""
+
 STATES = 16
 """Bytes per parameter in training: its weight, its gradient and AdamW's two means, float32."""
 
@@ -97,15 +100,15 @@ class Ranks:
     def require_alike(self, mine: Mapping[str, Any]) -> None:
         """Raises: UserError naming the processes that differ in what each has chosen or found by itself."""
         found, lines = self.gather(mine), []
-        for key in mine:
+        for key in dict.fromkeys(key for theirs in found for key in theirs):
             where: dict[str, list[int]] = {}
             for rank, theirs in enumerate(found):
-                where.setdefault(f"{theirs[key]} in processes ", []).append(rank)
+                where.setdefault(f"{theirs.get(key, 'absent')} in processes ", []).append(rank)
             if len(where) > 1:
                 lines.append(f"  {key}: " + ", ".join(f"{value}{ranks}" for value, ranks in where.items()))
         if lines:
-            cure = "Write in the recipe what is not to be chosen by machine, and give all the same texts and packages"
-            raise UserError("\n".join(["the processes of this run differ. " + cure, *lines]))
+            cure = "Give all the same recipe, texts and packages; write in the recipe what no machine is to choose"
+            raise UserError("\n".join([f"the processes of this run differ. {cure}", *lines]))
 
     def total_counts(self, counts: Mapping[str, int], asked: int | None) -> tuple[dict[str, int], int | None]:
         """Counts added over all processes, and a signal, if any, that asked one to stop."""
@@ -144,7 +147,15 @@ def joined() -> Iterator[Ranks]:
     if cuda:
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
-    yield Ranks(rank, count, local)
+    try:
+        yield Ranks(rank, count, local)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in LOST):
+            raise
+        raise UserError(
+            f"process {rank} of {count} has lost another one ({str(error).splitlines()[0]}): see what that said; "
+            "the same command goes on from the last checkpoint"
+        ) from error
     # Only without an error: after one, others may wait for this process, which must not wait for them.
     dist.destroy_process_group()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tandem.nn.attention import backends_taken
+from tandem.nn.attention import Backend, backends_taken
 from tandem.training.health import peak_memory
 from tandem.training.loop import finish, take_step
 
@@ -34,7 +34,7 @@ class Speed:
     start_seconds: float
     memory: int
     flops: int
-    attention: Mapping[str, str] = field(default_factory=dict)
+    attention: Mapping[Backend, str] = field(default_factory=dict)
 
     def seconds(self, flops: int) -> float:
         """Seconds for steps of `flops` in total: across phases, time is taken as proportional to FLOPs."""
