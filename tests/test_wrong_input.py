@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -190,6 +191,35 @@ def test_a_run_whose_text_is_gone_names_what_can_still_generate(run, tmp_path):
         refused(tandem(*command), "no such text", f"{run / 'model'} can still generate text and be scored")
     done = tandem("generate", run / "model", "The", "--tokens", "2")
     assert done.exit_code == 0, done.output
+
+
+def test_a_checkpoint_that_training_replaces_meanwhile_is_taken_anew(run, monkeypatch):
+    (stands,) = (run / "checkpoints").iterdir()
+    older = [run / "checkpoints" / "step-00000002"]
+    latest = trained_module.checkpoint.latest
+    monkeypatch.setattr(trained_module.checkpoint, "latest", lambda *args: older.pop() if older else latest(*args))
+    assert open_trained(run).progress.step == int(stands.name.removeprefix("step-")) and not older
+    (stands / "manifest.json").unlink()
+    with pytest.raises(UserError, match="this checkpoint is damaged"):
+        open_trained(run)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "cpu", "cuda"])
+def test_a_step_that_no_memory_holds(small_corpus, monkeypatch, kind):
+    def measure(scratch):
+        if kind == "numpy":
+            np.empty(1 << 60, np.uint8)
+        if kind == "cpu":
+            torch.empty(1 << 60, dtype=torch.uint8)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 EiB.\nGPU 0 has none.")
+
+    monkeypatch.setattr(run_module, "measure", measure)
+    refused(tandem("plan", "decoder/tiny", *small_corpus), "out of memory (", "): take fewer rows", "recompute=true")
+
+
+def test_any_other_error_of_pytorch_is_a_bug(small_corpus, monkeypatch):
+    monkeypatch.setattr(run_module, "measure", lambda scratch: torch.zeros(2) @ torch.zeros(3))
+    assert isinstance(tandem("plan", "decoder/tiny", *small_corpus).exception, RuntimeError)
 
 
 def test_a_recipe_has_no_trained_weights_to_analyse():

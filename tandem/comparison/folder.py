@@ -31,7 +31,7 @@ from tandem.training.folder import MAY_DIFFER, RunFolder, made, read_part, repla
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
 
-FREE = ("title", "question")
+FREE = ("title", "question", "margin")
 """Keys of a study that do not affect its results."""
 GROWING = ("seeds", "rates", "targets")
 """Keys of a study whose lists may grow."""

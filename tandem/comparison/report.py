@@ -17,7 +17,7 @@ import numpy as np
 from tandem.comparison import charts
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
-from tandem.comparison.statistics import Sample, welch_lower
+from tandem.comparison.statistics import Sample, equivalent, welch_lower
 from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
@@ -114,16 +114,19 @@ def _likelihood(summary: Summary) -> str:
 
 
 def _unpaired(summary: Summary) -> str:
-    """Welch's test, as papers report it."""
+    """Welch's test, as papers report it, and with a `margin` that of equivalence."""
     samples = {arm: Sample.of([r.paid_per_token for r in found]) for arm, found in summary.runs.items() if found}
     base = samples.pop(summary.study.baseline, None)
     if base is None:
         return ""
-    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
+    margin = summary.study.keys.margin
+    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided", *([f"p, within ± {margin:g}"] if margin else [])]]
     for arm, sample in samples.items():
         if found := welch_lower(sample, base):
             t, freedom, p = found
             rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
+            if margin and (within := equivalent(sample, base, margin)):
+                rows[-1].append(f"{within.p:.2g}")
     if len(rows) == 1:
         return ""
     summed = f"Unpaired, as papers print it: Welch's test that an arm is lower than {summary.study.baseline}"

@@ -88,6 +88,9 @@ class Keys(Settings):
     """The part of a run's budget that each trial spends."""
     level: float = Field(0.05, gt=0, lt=1)
     """Significance level: probability at which arms that do not differ may be said to."""
+    margin: float | None = Field(None, gt=0)
+    """Difference in nats per token that is too small to matter; the report tests whether arms are within it of the
+    baseline (two one-sided tests)."""
     targets: list[float] = []
     """Losses in nats per token; the report tells what each arm spent to reach them."""
 

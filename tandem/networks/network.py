@@ -97,7 +97,7 @@ def aligned(texts: list[list[int]], in_front: bool = True) -> tuple[Tensor, Tens
     longest = max(map(len, texts))
     padding = [[0] * (longest - len(text)) for text in texts]
     rows = [pad + text if in_front else text + pad for pad, text in zip(padding, texts, strict=True)]
-    return torch.tensor(rows), torch.tensor([len(pad) for pad in padding])
+    return torch.tensor(rows, dtype=torch.long), torch.tensor([len(pad) for pad in padding])
 
 
 def padded(vocabulary: int, sentinels: int = 0) -> int:

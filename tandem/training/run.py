@@ -20,7 +20,7 @@ from tandem.networks.network import Network
 from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
 from tandem.recipe import Recipe, Settings, UserError, register
-from tandem.training.device import autocast, choose_compile, choose_device, choose_precision
+from tandem.training.device import CPU_FLOPS, autocast, choose_compile, choose_device, choose_precision
 from tandem.training.folder import MAY_DIFFER, PLACES
 from tandem.training.parallel import (
     ALONE,
@@ -85,7 +85,8 @@ class Run:
         self.steps = steps or paid or 0
         self.view = self._phases(self.steps)
         with ranks.together():
-            self.compiled = choose_compile(recipe.training, self.device.value, paid)
+            work = budget.amount if budget.unit == "seconds" else self.flops(self.steps) / CPU_FLOPS
+            self.compiled = choose_compile(recipe.training, self.device.value, paid, work)
             self.parallel = choose_parallel(recipe.training, ranks, self.device.value, self.cost.total_parameters)
         chosen = {"device": self.device.value.type, "precision": self.precision.value}
         chosen |= {"compile": self.compiled.value, "parallel": self.parallel.value}

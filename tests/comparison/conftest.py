@@ -40,7 +40,7 @@ def make_study():
             seeds=[1, 2, 3],
             budget=Budget(2e6, "tokens"),
             rates=[],
-            keys=SimpleNamespace(trial_share=1.0),
+            keys=SimpleNamespace(trial_share=1.0, margin=None),
             level=0.05,
             targets=[],
             texts=["/home/ada/texts/wiki.txt", "stories"],

@@ -102,15 +102,17 @@ def test_runs_beside_each_other_are_dealt_to_the_gpus_that_are_visible():
 
 
 @pytest.mark.parametrize(("device", "seen"), [("6", "6"), (None, "2,6")])
-def test_a_run_sees_the_gpu_that_it_was_dealt(tmp_path, monkeypatch, device, seen):
+def test_a_run_sees_the_gpu_that_it_was_dealt_and_joins_no_group(tmp_path, monkeypatch, device, seen):
     given = {}
     monkeypatch.setenv(runner.VISIBLE, "2,6")
+    for key in runner.GROUP:
+        monkeypatch.setenv(key, "1")
     monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"]))
     recipe = SimpleNamespace(to_yaml=lambda: "seed: 1\n")
     folder = SimpleNamespace(study=SimpleNamespace(recipe=lambda job: recipe), processes=tmp_path, runs=tmp_path)
     job = Job("deep", 1, None, trial=False)
     runner.Training(cast(StudyFolder, folder), job, open(os.devnull), 2, device).errors.close()  # noqa: SIM115
-    assert given[runner.VISIBLE] == seen
+    assert given[runner.VISIBLE] == seen and not given.keys() & set(runner.GROUP)
 
 
 def test_runs_beside_each_other_have_a_line_each(monkeypatch, capsys):

@@ -7,7 +7,7 @@ from tandem.testing.cases import cases
 from tandem.testing.contract import CHECKS, check_compiled
 from tandem.training.device import Training, choose_compile
 
-COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None)
+COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None, seconds=1e9)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -93,7 +93,7 @@ def test_compiled_blocks_drop_too():
 
 def test_the_papers_context_ready_networks_drop_a_fifth_and_their_decoders_too():
     papers = [name for name in recipes() if name.startswith("context_ready/paper_")]
-    assert len(papers) == 11
+    assert len(papers) == 13
     assert {load(name).network.dropout for name in papers} == {0.2}
     with pytest.raises(UserError, match=r"network.dropout.*: position by position .* nothing is dropped"):
         load("context_ready/paper_d6", ["network.unroll=bptt"])

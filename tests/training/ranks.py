@@ -67,6 +67,8 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
         pretrain.replace_file = lambda path, data: checkpoint.write_durably(Path("/dev/full"), data)
     if damage == "mixed":
         device.cpu_flags = lambda: {"amx_bf16"} if os.environ["RANK"] == "0" else set()
+    if damage == "edited" and is_last:
+        arguments = [*arguments, "optimiser.lr=3e-2", "corpus.vocabulary=300"]
     cli.main(arguments)
 
 

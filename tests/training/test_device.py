@@ -8,7 +8,7 @@ import torch
 from tandem.comparison.trained import open_trained
 from tandem.recipe import UserError
 from tandem.training import device
-from tandem.training.device import COMPILE_AFTER_STEPS, Training, choose_compile
+from tandem.training.device import COMPILE_AFTER_SECONDS, COMPILE_AFTER_STEPS, Training, choose_compile
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tandem.training.device import COMPILE_AFTER_STEPS, Training, choose_compile
 )
 def test_blocks_are_compiled_where_the_device_finds_its_compiler(monkeypatch, kind, key, there, missing):
     def choose(compile):
-        return choose_compile(Training.Config(compile=compile), torch.device(kind), steps=None)
+        return choose_compile(Training.Config(compile=compile), torch.device(kind), None, COMPILE_AFTER_SECONDS)
 
     monkeypatch.setattr(device.Path, "exists", lambda path: True)
     monkeypatch.setattr(device.shutil, "which", lambda name: name if name in there else None)
@@ -41,16 +41,21 @@ def test_blocks_are_compiled_where_the_device_finds_its_compiler(monkeypatch, ki
 
 
 @pytest.mark.parametrize(
-    ("steps", "compiled"), [(COMPILE_AFTER_STEPS - 1, False), (COMPILE_AFTER_STEPS, True), (None, True)]
+    ("kind", "steps", "seconds", "few"),
+    [
+        ("cpu", COMPILE_AFTER_STEPS - 1, 1e4, f"{COMPILE_AFTER_STEPS - 1} steps"),
+        ("cpu", COMPILE_AFTER_STEPS, COMPILE_AFTER_SECONDS, None),
+        ("cpu", None, COMPILE_AFTER_SECONDS - 1, "about 119 s of work"),
+        ("cuda", COMPILE_AFTER_STEPS, 1.0, None),
+        ("cuda", None, 1.0, None),
+    ],
 )
-def test_blocks_are_compiled_from_so_many_steps_on(monkeypatch, steps, compiled):
+def test_blocks_are_compiled_where_the_run_is_long(monkeypatch, kind, steps, seconds, few):
     monkeypatch.setattr(device.Path, "exists", lambda path: True)
     monkeypatch.setattr(device.shutil, "which", lambda name: name)
-    found = choose_compile(Training.Config(), torch.device("cpu"), steps)
-    assert found == (
-        compiled,
-        "the run is long enough to earn it back" if compiled else f"{steps} steps are too few to earn it back",
-    )
+    found = choose_compile(Training.Config(), torch.device(kind), steps, seconds)
+    reason = f"{few} are too few to earn it back" if few else "the run is long enough to earn it back"
+    assert found == (few is None, reason)
 
 
 def test_a_compiled_run_is_opened_without_a_compiler(trained, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import tandem
 from tandem.comparison.pretrain import pretrain
 from tandem.recipe import UserError, load
+from tandem.training import folder as folder_module
 from tandem.training.folder import RunFolder, code_version
 
 RECIPE = """\
@@ -85,6 +86,16 @@ def test_another_recipe_is_refused_key_by_key(tmp_path):
     assert "another name" in str(error.value)
     assert RunFolder.open(tmp_path / "mine").recipe.read_text() == RECIPE
     RunFolder.start(tmp_path / "mine", RECIPE).close()  # the refusal holds no lock
+
+
+def test_a_finished_run_may_stand_where_nothing_can_be_written(tmp_path, monkeypatch):
+    RunFolder.start(tmp_path / "mine", RECIPE).close()
+    (tmp_path / "mine" / "result.json").write_text("{}")
+    monkeypatch.setattr(folder_module, "lock", lambda path: pytest.fail("it locks"))
+    monkeypatch.setattr(folder_module, "replace_file", lambda *_: pytest.fail("it writes"))
+    RunFolder.start(tmp_path / "mine", RECIPE).close()
+    with pytest.raises(UserError, match="holds the run of another recipe"):
+        RunFolder.start(tmp_path / "mine", RECIPE.replace("1337", "7"))
 
 
 def test_what_a_process_leaves_and_where_it_stops_may_differ(tmp_path):

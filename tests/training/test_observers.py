@@ -1,5 +1,6 @@
 """What a run records and shows: exact, lasting, and nothing shown that is not recorded."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -12,14 +13,16 @@ import sys
 import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 
-from tandem.comparison.plots import smoothed_by_phase
+from tandem.comparison.plots import plot_losses, smoothed_by_phase
 from tandem.recipe import UserError
-from tandem.training.display import Display, Smoothed, clock, progress_bar, say, scaled, short
+from tandem.training import display as display_module
+from tandem.training.display import TERMINAL, Display, Smoothed, clock, progress_bar, say, scaled, short
 from tandem.training.folder import RunFolder
 from tandem.training.observers import CLOCK_KEYS, Log, Step
 from tandem.training.sinks import JsonLines
@@ -227,6 +230,28 @@ def test_other_records_show_their_text_and_nothing_else(capsys):
     display.write({"kind": "sample", "step": 1}, text)
     say(text, "sample")
     assert out.getvalue() == capsys.readouterr().out == f"sample      {text}\n"
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    gone = []
+    monkeypatch.setattr(display_module.os, "dup2", lambda new, old: gone.append(old))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as out:
+        console = type(TERMINAL)(file=out)
+        display = Display(console)
+        display.write({"kind": "sample", "step": 1}, "once upon a time")
+        display.write({"kind": "sample", "step": 2}, "there was")
+    assert gone == [1] and console.quiet
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["mine", "a$\\b$c", "lr$2^$3", "caf\udce9", "_x", "</svg>"])
+def test_a_run_of_any_name_has_a_curve(tmp_path, name):
+    plot_losses(name, [record(step=1), record(step=2)], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
 
 
 def test_on_a_terminal_a_bar_stands_below_what_is_printed_and_a_line_remains():

@@ -183,6 +183,28 @@ def test_machines_that_choose_differently_are_told_once_and_nothing_hangs(tmp_pa
     assert not (tmp_path / "mixed").exists()
 
 
+def test_recipes_that_differ_are_told_once_and_nothing_is_trained(tmp_path, small_corpus):
+    ranks = start(tmp_path / "edited", small_corpus, count=2, damage="edited")
+    finish(ranks, 2)
+    assert ranks.said.count("optimiser.lr: 0.001 in processes [0], 0.03 in processes [1]") == 1, ranks.said
+    assert "Traceback" not in ranks.said and not (tmp_path / "edited").exists()
+
+
+def test_a_loss_that_is_not_finite_is_told_once(tmp_path, small_corpus):
+    ranks = start(tmp_path / "high", small_corpus, count=2, more=["optimiser.lr=1e30", "schedule.warmup=0"])
+    finish(ranks, 3)
+    assert ranks.said.count("nothing was updated") == 1 and "Traceback" not in ranks.said, ranks.said
+
+
+def test_a_process_whose_partner_is_gone_says_so(tmp_path, small_corpus):
+    folder = tmp_path / "alone"
+    ranks = start(folder, small_corpus, count=2, steps=10**6)
+    wait_for(ranks, folder, 4)
+    ranks.processes[1].kill()
+    assert ranks.wait() == [2, -signal.SIGKILL], ranks.said
+    assert "process 0 of 2 has lost another one" in ranks.said and "Traceback" not in ranks.said, ranks.said
+
+
 def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
     folder = tmp_path / "damaged"
     finish(start(folder, small_corpus, count=2, steps=6))
