@@ -63,6 +63,15 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
     assert (tmp_path / "runs" / "first" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_commands_within_its_text_have_the_options_that_it_names():
+    text = (ROOT / "README.md").read_text()
+    inline = [line.split() for line in re.findall(r"`(tandem [^`]+)`", text.replace("\n", " "))]
+    assert {"evaluate", "generate", "import", "compare"} <= {verb for _, verb, *_ in inline}
+    for _, verb, *words in inline:
+        told = tandem(verb, "--help").stdout
+        assert all(word in told for word in words if word.startswith("--")), (verb, words)
+
+
 def test_the_program_that_uses_tandem_runs(tmp_path, monkeypatch, small_corpus, capsys):
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"## In Python.*?```python\n(.*?)```", (ROOT / "docs/exchange.md").read_text(), re.DOTALL)

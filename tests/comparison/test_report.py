@@ -5,6 +5,7 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("scipy")
 from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
 from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
+from tandem.comparison.statistics import Sample, equivalent
 from tandem.comparison.summary import Spent, Summary, fixed, mean_curve, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import UserError
@@ -261,6 +263,16 @@ def test_an_interval_over_seeds_alone_is_marked(make_study, run, page):
     assert ", one document" in text and ", one seed" not in text and "† One seed" in text
     assert plain(Summary.of(make_study(), results)).count(ALONE) == 2
     assert ALONE not in plain(Summary.of(make_study(), everything(run)))
+
+
+def test_a_margin_adds_a_test_of_equivalence(make_study, run, page):
+    runs = [run(arm, seed) for arm in ("decoder", "sps") for seed in (1, 2, 3)]
+    assert "within" not in page(make_study(), runs)
+    told = page(make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1)), runs)
+    assert told.count("p, within ± 0.1") == 1
+    base, arm = (Sample.of([r.paid_per_token for r in runs if r.arm == name]) for name in ("decoder", "sps"))
+    within = equivalent(arm, base, 0.1)
+    assert within and f"{within.p:.2g}</td>" in told.split("within ± 0.1")[1].split("</table>")[0]
 
 
 def test_gaps_are_means_at_one_step(make_study, run):

@@ -20,3 +20,9 @@ def test_network(case, check):
 @pytest.mark.skipif(not COMPILER.value, reason=COMPILER.reason)
 def test_compiled_to_machine_code_is_eager():
     check_compiled(cases()[0], backend="inductor")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", {case.network: case for case in reversed(cases())}.values(), ids=str)
+def test_compiled_with_its_backward_is_eager(case):
+    check_compiled(case, backend="aot_eager")

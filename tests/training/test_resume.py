@@ -13,14 +13,22 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
 from ranks import Ranks, command
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from tandem.comparison.pretrain import prepared
+from tandem.recipe import load
+from tandem.recipe.document import recipes
+from tandem.training import checkpoint
 from tandem.training.health import SIGNALS
+from tandem.training.loop import take_step
 from tandem.training.observers import CLOCK_KEYS
+from tandem.training.progress import Progress
+from tandem.training.run import Run
 
 KILLS = int(os.environ.get("TANDEM_KILLS", "3"))
 SIZE = ["network.depth=2", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
@@ -173,6 +181,30 @@ def test_a_disk_that_has_no_room_for_the_plan_ends_all_with_one_message(tmp_path
     finish(ranks, 2)
     said = "/dev/full: No space left on device; make room on the disk and start the same command again"
     assert ranks.said.count(said) == 1 and "Traceback" not in ranks.said, ranks.said
+
+
+@pytest.mark.parametrize("name", [name for name in recipes() if name.endswith("tiny")])
+def test_every_network_goes_on_from_a_checkpoint_bit_for_bit(name, small_corpus, tmp_path):
+    recipe = load(name, [*small_corpus, "budget=4 steps", "batch.rows=8", "batch.micro_batches=1"])
+    corpus = prepared(recipe)
+
+    def after(steps, run):
+        for step in steps:
+            run.enter(step)
+            taken = take_step(run, step)
+            run.progress.step = step + 1
+        return taken
+
+    whole, begun, on = (Run(recipe, corpus) for _ in range(3))
+    expected = after(range(4), whole)
+    after(range(2), begun)
+    path = checkpoint.save(tmp_path, 2, begun.network, begun.optimiser, asdict(begun.progress), keep=1)
+    on.progress = Progress(**checkpoint.restore(path, on.network, on.optimiser))
+    found = after(range(2, 4), on)
+    assert found.counts == expected.counts and torch.equal(found.norm, expected.norm)
+    assert all(torch.equal(a, b) for a, b in zip(found.sums.values(), expected.sums.values(), strict=True))
+    for (key, mine), theirs in zip(on.network.named_parameters(), whole.network.parameters(), strict=True):
+        assert torch.equal(mine, theirs), key
 
 
 def test_machines_that_choose_differently_are_told_once_and_nothing_hangs(tmp_path, small_corpus):

@@ -1,6 +1,7 @@
 """Bugs of steps, optimisers, checkpoints and processes."""
 
 CHECKPOINT = "tests/training/test_checkpoint.py"
+ALIKE = "test_recipes_that_differ_are_told_once_and_nothing_is_trained"
 PARALLEL = "tests/training/test_parallel.py"
 
 # fmt: off
@@ -57,6 +58,18 @@ BUGS = {
     "training/run.py": [
         ("every process reads the same rows", PARALLEL,
          "self.ranks.rank * pieces", "0 * pieces"),
+        ("processes of two recipes train as one", "tests/training/test_resume.py::" + ALIKE,
+         "ranks.require_alike(told)", "ranks.require_alike({})"),
+    ],
+    "comparison/runner.py": [
+        ("runs of a study join the group of their command",
+         "tests/comparison/test_runner.py::test_a_run_sees_the_gpu_that_it_was_dealt_and_joins_no_group",
+         " if key not in GROUP", ""),
+    ],
+    "comparison/trained.py": [
+        ("a checkpoint that training replaces is called damaged",
+         "tests/test_wrong_input.py::test_a_checkpoint_that_training_replaces_meanwhile_is_taken_anew",
+         "if newest is None or newest == last:", "if True:"),
     ],
     "training/schedule.py": [
         ("the first step is lost", "tests/training/test_schedule.py",
