@@ -310,6 +310,7 @@ def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
     cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
     unknown = f" ({judged['unknown']:.1%} unknown to the tokenizer)" if judged.get("unknown") else ""
+    unknown += f" (the tokenizer changes or drops {judged['altered']})" if judged.get("altered") else ""
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")

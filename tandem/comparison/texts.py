@@ -111,7 +111,8 @@ def recorded(
 
     `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
     also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
-    its likelihood in windows of the context. `unknown`: share of the text's bytes that the tokenizer does not know.
+    its likelihood in windows of the context. `unknown`: share of the text's bytes that the tokenizer does not know;
+    `altered`: which characters it changes.
     """
     windows = windows and run.network.reads_whole
     found = scored(run, store, documents, split, _part(progress, 0, 1 + windows))
@@ -121,8 +122,8 @@ def recorded(
     if found.nll_paper is not None:
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}
-    if store.unknown:
-        record["unknown"] = store.unknown
+    record |= {"unknown": store.unknown} if store.unknown else {}
+    record |= {"altered": store.tokenizer.altered} if store.tokenizer.altered else {}
     if windows:
         again = scored(run, store, documents, split, _part(progress, 1, 2), whole=False)
         record["in_windows"] = per_token(again)

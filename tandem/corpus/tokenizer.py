@@ -19,6 +19,8 @@ import itertools
 import json
 import os
 import re
+import string
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +33,12 @@ from tandem.recipe import UserError
 
 DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Names under which tokenizers keep their document end; the first is added to a tokenizer that has none of them."""
+
+PROBED = string.digits + string.ascii_letters + string.punctuation + "\N{LATIN SMALL LETTER E WITH ACUTE}"
+"""Characters that show what a normaliser does to case, accents, digits and punctuation."""
+
+MARKS = " \N{LOWER ONE EIGHTH BLOCK}"
+"""What normalisers write where a word begins."""
 
 PIECE = 1 << 18
 """Characters. A longer document is encoded in pieces: the library takes over 100 bytes per token while it works."""
@@ -126,6 +134,15 @@ class Tokenizer:
         model = json.loads(self._inner.to_str())["model"]
         name = model.get("unk_token")
         return model.get("unk_id") if name is None else self._inner.token_to_id(name)
+
+    @functools.cached_property
+    def altered(self) -> str:
+        """Which of PROBED its normaliser changes or drops: what is then predicted is less than the text."""
+        normaliser = self._inner.normalizer
+        if normaliser is None or self.is_lossless:
+            return ""
+        read = {c: unicodedata.normalize("NFC", normaliser.normalize_str(c)).strip(MARKS) for c in PROBED}
+        return "".join(c for c in PROBED if read[c] != c and read[c].isascii())  # what is not is one written in bytes
 
     @property
     def is_lossless(self) -> bool:

@@ -1,6 +1,7 @@
 """Every kind of tokenizer: text comes back, bytes add up, and no text can spell the document end."""
 
 import json
+import string
 from unittest.mock import Mock
 
 import numpy as np
@@ -31,6 +32,22 @@ def word_level() -> Tokenizer:
     inner.enable_padding(length=8)
     inner.enable_truncation(3)
     return Tokenizer(inner)
+
+
+def test_what_a_normaliser_changes_is_known():
+    assert word_level().altered == string.ascii_uppercase
+    assert BYTES.altered == TRAINED.altered == ""
+    for normaliser, altered in (
+        (normalizers.NFC(), ""),
+        (normalizers.NFD(), ""),
+        (normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]), ""),
+        (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "\u00e9"),
+        (normalizers.Replace("a", ""), "a"),
+        (normalizers.ByteLevel(), ""),
+    ):
+        inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
+        inner.normalizer = normaliser  # pyright: ignore
+        assert Tokenizer(inner).altered == altered, normaliser
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["bytes", "bpe"])
