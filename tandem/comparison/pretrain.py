@@ -309,13 +309,14 @@ def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     text = f"what follows the break points of {text}" if judged.get("prefix") else text
     windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
     cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
-    unknown = f" ({judged['unknown']:.1%} unknown to the tokenizer)" if judged.get("unknown") else ""
-    unknown += f" (the tokenizer changes or drops {judged['altered']})" if judged.get("altered") else ""
+    lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
+    lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
+    lost = f" ({'; '.join(lost)})" if lost else ""
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
-        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{unknown}, "
+        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{lost}, "
         + counted(judged["documents"], "documents")
     )
 
@@ -344,8 +345,8 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
-    brings = "it could not be" if find_spec("matplotlib") else "pip install 'tandem-lm[plots]' brings matplotlib"
-    drawn = brings if losses else "the record holds no step"
+    brings = "not there" if find_spec("matplotlib") else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib"
+    missing = brings if losses else "not drawn; the record holds no step"
     curve, model = folder.path / "loss.png", folder.path / "model"
     last = checkpoint.latest(folder.checkpoints, result["step"])
     gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
@@ -353,7 +354,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
-        "loss curve": curve if curve.exists() else f"not drawn; {drawn}",
+        "loss curve": curve if curve.exists() else missing,
         "checkpoint": last or "gone",
         "model": model if model.exists() else unwritten if note or last else "gone",
     }

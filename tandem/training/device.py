@@ -41,7 +41,7 @@ class Training:
 
 COMPILE_AFTER_STEPS = 300
 COMPILE_AFTER_SECONDS = 120
-"""On a CPU, where compiling takes 12 to 24 s and saves a tenth to a third."""
+"""On a CPU, where compiling takes 12 to 24 s and saves a twentieth to a third of a step."""
 CPU_FLOPS = 1e11
 """What two cores do in a second, roughly."""
 
