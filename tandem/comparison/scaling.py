@@ -10,16 +10,18 @@ With alpha and beta fixed, a law is linear in E, A and B, none of which is negat
 three are solved for (variable projection). Lines and laws are fitted to complete runs: a loss during training, before
 the learning rate has decayed, is not comparable.
 
-Intervals come from a bootstrap over residuals: each draw adds resampled residuals to the fitted losses, widened by
-sqrt(n / (n - numbers)) and from normal to Student's, because few runs say little about their spread. This works with
-one seed, where a residual holds the errors of seed and formula together. Methods with matching runs share their draws,
-run by run, so that what one seed or one cell adds to all of them cancels in multipliers.
+Intervals come from a bootstrap over the residuals of cells, which are means over the seeds of one size and budget: each
+draw adds resampled residuals to the fitted losses, widened by sqrt(n / (n - numbers)) for n cells and from normal to
+Student's, because few cells say little about their spread. A residual holds the errors of seeds and formula together;
+more seeds lessen only the former. Methods with matching cells share their draws, cell by cell, so that what one cell
+adds to all of them cancels in multipliers. What a formula gets wrong everywhere alike, no residual shows: a line has no
+floor E, so where loss levels off its multipliers are off, and most of all beyond the runs.
 
 Source: Hoffmann et al. 2022 (arXiv 2203.15556), eq. 2; multipliers: Thought Gestalt (arXiv 2512.25026), on scaling.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -165,24 +167,37 @@ def interval(value: float, draws: Sequence[float], level: float = 0.05) -> Inter
 
 
 def fitted(
-    methods: Mapping[str, Sequence[Measured]], fit: Callable[..., Any], draws: int = 200, seed: int = 0
+    methods: Mapping[str, Sequence[Measured]],
+    fit: Callable[..., Any],
+    level: float = 0.05,
+    draws: int | None = None,
+    seed: int = 0,
+    cells: Mapping[str, Sequence[Hashable]] | None = None,
 ) -> dict[str, Fitted]:
-    """Fits every method, with `draws` bootstrap draws; methods with equally many runs in one order share draws.
+    """Fits every method, with bootstrap draws; methods with equally many cells in one order share draws.
 
     Args:
         fit: `Law.to` or `Line.along(axis)`, a function of runs and of a fit to start from.
+        level: that of intervals to come.
+        draws: their number; None: 200, and more where so few say nothing about so low a level.
+        cells: what the runs of one cell have in common, for every run; None: every run is a cell.
     """
     special, found = require("scipy.special", "statistics"), {}
+    draws = draws or max(200, math.ceil(10 / level))
     for name, runs in methods.items():
         whole = fit(runs)
         says, is_line = whole.loss(runs), isinstance(whole, Line)
         nats = np.array([run.nats for run in runs])
-        off = np.log(nats / says) if is_line else nats - says
-        freedom = max(1, len(runs) - whole.numbers)
-        wider = math.sqrt(len(runs) / freedom) * float(special.stdtrit(freedom, 0.975) / special.ndtri(0.975))
+        of_runs = np.log(nats / says) if is_line else nats - says
+        held = list(range(len(runs)) if cells is None else cells[name])
+        numbers = {cell: number for number, cell in enumerate(dict.fromkeys(held))}
+        cell_of, n = np.array([numbers[cell] for cell in held]), len(numbers)
+        off = np.bincount(cell_of, of_runs) / np.bincount(cell_of)
+        freedom = max(1, n - whole.numbers)
+        wider = math.sqrt(n / freedom) * float(special.stdtrit(freedom, 0.975) / special.ndtri(0.975))
         rng, drawn = np.random.default_rng(seed), []
         for _ in range(draws):
-            error = wider * off[rng.integers(len(runs), size=len(runs))]
+            error = wider * off[rng.integers(n, size=n)][cell_of]
             losses = says * np.exp(error) if is_line else says + error
             drawn.append(fit([r._replace(nats=float(x)) for r, x in zip(runs, losses, strict=True)], whole))
         found[name] = Fitted(whole, drawn)

@@ -7,22 +7,24 @@
 
 A line is fitted where a method has runs at three values of what varies. A law takes six runs, three sizes, three
 numbers of tokens, and a size with two of these. Values less than 5 % apart count as one. Readings at equal FLOPs, data
-and loss (readings.py) need two budgets of the baseline at a size. Anything that lacks its runs is left out. Tokens are
-tokens of text; parameters exclude the embedding table and the head.
+and loss (readings.py) need two budgets of the baseline at a size. Anything that lacks its runs is left out, and named:
+readings use the seeds that both arms have, multipliers wait for arms with unlike seeds, and an arm with a loss that is
+not finite is left out of that cell. Tokens are tokens of text; parameters exclude the embedding table and the head.
 """
 
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tandem.comparison import charts
-from tandem.comparison.readings import readings
+from tandem.comparison.readings import Multiple, readings
 from tandem.comparison.report import html_table, rendered, side_by_side
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
@@ -60,9 +62,11 @@ class Scaling:
     study: Study
     """That of the first cell."""
     runs: dict[str, list[Run]]
-    """By arm, over all cells."""
+    """By arm, over all cells; those of a cell only if all are finite."""
     pays_for_ends: bool
     """Whether an arm is told where sentences end; losses include the nats of these ends."""
+    warnings: list[str] = field(default_factory=list)
+    """Runs that are missing or not finite."""
     laws: dict[str, Fitted] = field(default_factory=dict)
     lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
     """By axis and the value of what stays fixed, then by arm."""
@@ -70,70 +74,107 @@ class Scaling:
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> "Scaling":
         """Raises: UserError where runs were scored on different documents."""
-        runs: dict[str, list[Run]] = {arm: [] for cell in cells for arm in cell.study.arms}
-        flat = [(cell, result) for cell in cells for result in cell.results if not result.trial]
-        results = [result for _, result in flat]
+        results = [result for cell in cells for result in cell.results if not result.trial]
+        level = cells[0].study.level
         require_same_documents(results)
-        paid = any(result.end_nats.any() for result in results)
-        for cell, result in flat:
-            measured = Measured(
-                parameters=float(non_embedding(result.parameters)),
-                tokens=float(result.tokens),
-                flops=result.flops,
-                nats=result.paid_per_token,
-                steps=result.steps,
-                seconds=result.training_seconds,
-            )
-            if math.isfinite(measured.nats):
-                runs[result.arm].append(Run(cell.size, cell.budget, result.seed, measured))
-        found = cls(cells[0].study, runs, paid)
-        found.laws.update(_fits({arm: [r.measured for r in own] for arm, own in runs.items()}, Law.to, _tells_law))
+        runs: dict[str, list[Run]] = {arm: [] for cell in cells for arm in cell.study.arms}
+        missing, broken = [], []
+        for cell in cells:
+            for arm in cell.study.arms:
+                own = [result for result in cell.results if result.arm == arm and not result.trial]
+                where, seeds = f"{arm}, {cell.size}, {cell.budget}", {result.seed for result in own}
+                missing += [f"{where}, seed {seed}" for seed in cell.study.seeds if seed not in seeds]
+                broken += [f"{where}, seed {r.seed}" for r in own if not math.isfinite(r.paid_per_token)]
+                if all(math.isfinite(result.paid_per_token) for result in own):
+                    runs[arm] += [Run(cell.size, cell.budget, result.seed, _measured(result)) for result in own]
+        warnings = [f"Missing: {'; '.join(missing)}."] if missing else []
+        if broken:
+            warnings.append(f"Not finite: the likelihood of {'; '.join(broken)}. The arm is left out there.")
+        scaling = cls(cells[0].study, runs, any(result.end_nats.any() for result in results), warnings)
+        scaling.laws.update(_fits(runs, Law.to, _tells_law, level))
         for axis, same in AXES.items():
             for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):
-                of = {arm: [r.measured for r in own if getattr(r, same) == value] for arm, own in runs.items()}
-                if lines := _fits(of, Line.along(axis), functools.partial(_tells_line, axis)):
-                    found.lines[axis, value] = lines
-        return found
+                of = {arm: [run for run in own if getattr(run, same) == value] for arm, own in runs.items()}
+                if lines := _fits(of, Line.along(axis), functools.partial(_tells_line, axis), level):
+                    scaling.lines[axis, value] = lines
+        return scaling
+
+    def cells(self, arm: str) -> dict[tuple[str, str], dict[int, Measured]]:
+        """By size and budget, an arm's runs by seed."""
+        cells: dict[tuple[str, str], dict[int, Measured]] = {}
+        for run in self.runs[arm]:
+            cells.setdefault((run.size, run.budget), {})[run.seed] = run.measured
+        return cells
 
     def means(self, arm: str) -> dict[tuple[str, str], Measured]:
         """By size and budget, means over the seeds of an arm."""
-        cells: dict[tuple[str, str], list[Measured]] = {}
-        for run in self.runs[arm]:
-            cells.setdefault((run.size, run.budget), []).append(run.measured)
-        return {cell: Measured(*np.mean(of, 0).tolist()) for cell, of in cells.items()}
+        return {cell: _mean(of.values()) for cell, of in self.cells(arm).items()}
 
     def readings(self) -> list[dict[str, Any]]:
-        """For each cell of every arm but the baseline, the three readings against the baseline's runs at its size.
+        """For each cell of every arm but the baseline, the three readings against the baseline's runs at its size: of
+        the means over the seeds that all these cells have, and by seed.
 
-        Only where these have two or more budgets, and at least one of the readings lies between them.
+        Only where the baseline has two or more budgets.
         """
-        found, baseline = [], self.means(self.study.baseline)
+        records, baseline = [], self.cells(self.study.baseline)
         for arm in (arm for arm in self.runs if arm != self.study.baseline):
-            for (size, budget), cell in self.means(arm).items():
-                lengths = [mean for (other, _), mean in baseline.items() if other == size]
-                read = readings(cell, lengths) if len(lengths) > 1 else None
-                if read and any(number is not None for number in read):
-                    found.append({"arm": arm, "size": size, "budget": budget, **read._asdict()})
-        return found
+            for (size, budget), own in self.cells(arm).items():
+                lengths = [runs for (other, _), runs in baseline.items() if other == size]
+                seeds = [seed for seed in own if all(seed in runs for runs in lengths)]
+                if len(lengths) < 2 or not seeds:
+                    continue
+                mean = readings(_mean(own[s] for s in seeds), [_mean(runs[s] for s in seeds) for runs in lengths])
+                by_seed = [readings(own[s], [runs[s] for runs in lengths])._asdict() for s in seeds]
+                record = {"arm": arm, "size": size, "budget": budget, **mean._asdict()}
+                records.append(record | {"by_seed": dict(zip(map(str, seeds), by_seed, strict=True))})
+        return records
 
     def multipliers(self, axis: str) -> list[dict[str, Any]]:
         """For each cell of every arm but the baseline: how much more of `axis` the baseline needs for the same loss.
 
         From the lines of both along it, from the measured loss and the baseline's line, and from the laws of both; None
-        where these are missing.
+        where these are missing. What lies beyond the baseline's runs has no interval: a line may not hold there.
         """
         found, level, baseline = [], self.study.level, self.study.baseline
-        for arm in (arm for arm in self.runs if arm != baseline):
+        for arm in (arm for arm in self.runs if arm != baseline and self._has_seeds_of(arm, baseline)):
             for (size, budget), cell in self.means(arm).items():
                 x = getattr(cell, axis)
                 lines = self.lines.get((axis, size if AXES[axis] == "size" else budget), {})
                 record: dict[str, Any] = {"arm": arm, "size": size, "budget": budget}
                 record["lines"] = _ratio(lines, baseline, arm, lambda b, a, x=x: b.multiplier(a.at(x), x), level)
+                if record["lines"] and not self._has(baseline, axis, size, budget, record["lines"].value * x):
+                    record["lines"] = record["lines"].value
                 record["measured"] = lines[baseline].fit.multiplier(cell.nats, x) if baseline in lines else None
                 more = functools.partial(_more_by_law, cell, axis)
                 record["laws"] = _ratio(self.laws, baseline, arm, more, level)
                 found.append(record)
         return found
+
+    def _has_seeds_of(self, arm: str, other: str) -> bool:
+        """Whether two arms have runs of the same seeds in every cell of both."""
+        own, others = self.cells(arm), self.cells(other)
+        return all(own[cell].keys() == others[cell].keys() for cell in own.keys() & others.keys())
+
+    def _has(self, arm: str, axis: str, size: str, budget: str, x: float) -> bool:
+        """Whether an arm's runs along `axis`, at this size or budget, reach from below x to above it."""
+        fixed_value = {"size": size, "budget": budget}[AXES[axis]]
+        xs = [getattr(run.measured, axis) for run in self.runs[arm] if getattr(run, AXES[axis]) == fixed_value]
+        return min(xs) <= x <= max(xs)
+
+
+def _measured(result: Result) -> Measured:
+    return Measured(
+        parameters=float(non_embedding(result.parameters)),
+        tokens=float(result.tokens),
+        flops=result.flops,
+        nats=result.paid_per_token,
+        steps=result.steps,
+        seconds=result.training_seconds,
+    )
+
+
+def _mean(runs: Iterable[Measured]) -> Measured:
+    return Measured(*np.mean([*runs], 0).tolist())
 
 
 def _more_by_law(cell: Measured, axis: str, base: Law, own: Law) -> float:
@@ -155,9 +196,15 @@ def _ratio(
 
 
 def _fits(
-    runs: Mapping[str, list[Measured]], fit: Callable[..., Any], tells: Callable[[list[Measured]], bool]
+    runs: Mapping[str, list[Run]],
+    fit: Callable[..., Any],
+    tells: Callable[[list[Measured]], bool],
+    level: float,
 ) -> dict[str, Fitted]:
-    return fitted({arm: own for arm, own in runs.items() if tells(own)}, fit)
+    measured = {arm: [run.measured for run in own] for arm, own in runs.items()}
+    told = [arm for arm in runs if tells(measured[arm])]
+    cells = {arm: [(run.size, run.budget) for run in runs[arm]] for arm in told}
+    return fitted({arm: measured[arm] for arm in told}, fit, level, cells=cells)
 
 
 def _values(runs: Sequence[Measured], axis: str) -> int:
@@ -188,7 +235,7 @@ def write_scaling(cells: Sequence[Cell], folder: Path) -> tuple[Path, str]:
     """Writes scaling.json, .txt and .html into `folder`; returns the path of the page, and the text."""
     scaling = Scaling.of(cells)
     tables = {title: rows for title, rows in _tables(scaling).items() if len(rows) > 1}
-    told = [scaling.study.title, *([PAID] if scaling.pays_for_ends else [])]
+    told = [scaling.study.title, *scaling.warnings, *_notes(scaling), *([PAID] if scaling.pays_for_ends else [])]
     text = "\n\n".join([*told, *(f"{title}\n{columns(rows, right=True)}" for title, rows in tables.items())]) + "\n"
     replace_file(folder / "scaling.json", json.dumps(_record(scaling), indent=1).encode())
     replace_file(folder / "scaling.txt", text.encode())
@@ -201,6 +248,7 @@ def _record(scaling: Scaling) -> dict[str, Any]:
     level = scaling.study.level
     return {
         "pays_for_ends": scaling.pays_for_ends,
+        "warnings": scaling.warnings,
         "runs": [
             {"arm": arm, "size": run.size, "budget": run.budget, "seed": run.seed, **run.measured._asdict()}
             for arm, own in scaling.runs.items()
@@ -244,9 +292,9 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
         lines += [[arm, axis, value, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
     read = [["arm", "size", "budget", "at equal FLOPs", "at equal data", "steps", "FLOPs", "time"]]
     for found in scaling.readings():
-        arm, size, budget, flops, data, *multiples = found.values()
-        differences = [NONE if number is None else signed(number) for number in (flops, data)]
-        read.append([arm, size, budget, *differences, *map(_shown, multiples)])
+        seeds = [*found.pop("by_seed").values()]
+        cells = [_read(number, [of_seed[key] for of_seed in seeds]) for key, number in found.items() if key in seeds[0]]
+        read.append([found["arm"], found["size"], found["budget"], *cells])
     against = f"Nats per token less those of {baseline}, and what {baseline} needs for the same loss, as a multiple"
     tables = {"Nats per token": losses, against: read}
     tables |= {"L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
@@ -266,6 +314,18 @@ def _shown(number: Interval | float | None) -> str:
     return NONE if number is None else f"{number:.4g}"
 
 
+def _read(mean: Multiple | float | None, by_seed: Sequence[Multiple | float | None]) -> str:
+    """A reading of means and, of several seeds, the lowest and the highest."""
+
+    def shown(number: Multiple | float | None) -> str:
+        if isinstance(number, Multiple):
+            return f"{number.bound} {number.value:.3g}".strip()
+        return NONE if number is None else signed(number)
+
+    found = sorted((x for x in by_seed if x is not None), key=lambda x: x.value if isinstance(x, Multiple) else x)
+    return f"{shown(mean)} ({shown(found[0])} to {shown(found[-1])})" if len(found) > 1 else shown(mean)
+
+
 def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     study = scaling.study
     order = list(scaling.runs)
@@ -283,11 +343,32 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     told = {
         "headline": "How loss falls with size and data",
         "reason": f"{reason} {PAID}" if scaling.pays_for_ends else reason,
-        "test": f"Intervals of {100 * (1 - study.level):g} %: bootstrap over residuals, methods together.",
+        "test": " ".join(_notes(scaling)),
     }
+    warnings = "".join(f'<p class="warning">{escape(note)}</p>' for note in scaling.warnings)
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     facts = [("arms", str(len(order))), ("seeds", seeds), ("runs", str(len(runs)))]
-    return rendered(study, told, facts, "", html)
+    return rendered(study, told, facts, warnings, html)
+
+
+def _notes(scaling: Scaling) -> list[str]:
+    """What a reader of the tables must know."""
+    notes = []
+    if scaling.readings():
+        notes.append(
+            "Readings in brackets: the lowest and the highest seed. > and <: the baseline's longest run is still above "
+            "the method's loss, its shortest is below it."
+        )
+    if scaling.lines or scaling.laws:
+        confidence = f"{100 * (1 - scaling.study.level):g} %"
+        notes.append(f"Intervals of {confidence}: bootstrap over residuals of cells, methods together.")
+    if scaling.lines:
+        notes.append(
+            "Lines suppose that loss falls as a power, without a floor. Where it levels off, multipliers from lines "
+            "exaggerate at small sizes and budgets and understate at large ones. Those beyond the baseline's runs have "
+            "no interval."
+        )
+    return notes
 
 
 def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[charts.Line]:

@@ -150,11 +150,13 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
 def _count_trained_on(train: Store, validation: Store) -> None:
     """Writes into the manifest of `validation` how many of its documents are in `train`, too."""
 
-    def digests(store: Store, documents: Iterable[int]) -> list[bytes]:
-        return [blake2b(store.document(i).tobytes(), digest_size=16).digest() for i in documents]
+    def digests(store: Store, documents: Iterable[int]) -> Iterator[bytes]:
+        return (blake2b(store.document(i).tobytes(), digest_size=16).digest() for i in documents)
 
-    of_train = {*digests(train, np.flatnonzero(np.isin(train.lengths, validation.lengths)))}
-    count = sum(digest in of_train for digest in digests(validation, range(len(validation))))
+    held_out = [*digests(validation, range(len(validation)))]
+    alike = digests(train, np.flatnonzero(np.isin(train.lengths, validation.lengths)))
+    stand_in_train = {*held_out}.intersection(alike)  # one by one: the training text may have many millions
+    count = sum(digest in stand_in_train for digest in held_out)
     manifest = validation.manifest.model_copy(update={"trained_on": count})
     (validation.folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
 

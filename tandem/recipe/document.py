@@ -223,13 +223,14 @@ def find(reference: str, beside: Path = Path()) -> Path:
         wanted = beside / reference
         if wanted.is_file():
             return wanted
-        near = did_you_mean(wanted.name, (path.name for path in wanted.parent.glob("*.y*ml")))
+        files = (path.name for path in wanted.parent.glob("*.y*ml") if path.is_file())
+        what, near = "file", did_you_mean(wanted.name, files)
     else:
         named = recipes()
         if reference in named:
             return named[reference]
-        near = did_you_mean(reference, named)
-    raise UserError(f"{shown(reference)}: no such recipe; {near}`tandem show` lists them")
+        what, near = "recipe", did_you_mean(reference, named)
+    raise UserError(f"{shown(reference)}: no such {what}; {near}`tandem show` lists recipes")
 
 
 def _read(path: Path, problems: Problems) -> Node:

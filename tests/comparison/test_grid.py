@@ -1,6 +1,7 @@
 """A grid is studies in cells: what is there is not run again, and all of them together tell how loss scales."""
 
 import json
+import math
 import operator
 from types import SimpleNamespace
 
@@ -146,9 +147,13 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
     for found in record["multipliers"]["tokens"]:
         assert found["laws"][1] < found["laws"][0] < found["laws"][2]
         assert found["laws"][0] == pytest.approx(1.25, abs=0.05)
-        assert found["lines"][0] == pytest.approx(1.25, abs=0.15)  # lines do not bend as laws do
-        assert found["measured"] != found["lines"][0]
-    assert all(found["lines"][0] > 1.1 and found["laws"][0] > 1.1 for found in record["multipliers"]["parameters"])
+        beyond = found["budget"] == "2e+08 tokens"  # the baseline has no run of a quarter more
+        line = found["lines"] if beyond else found["lines"][0]
+        assert line == pytest.approx(1.25, abs=0.15)  # lines do not bend as laws do
+        assert found["measured"] != line
+    assert all(found["laws"][0] > 1.1 for found in record["multipliers"]["parameters"])
+    for title in ("bootstrap over residuals of cells", "without a floor", "lowest and the highest seed"):
+        assert title in text and title in page.read_text()
     place = operator.itemgetter("size", "budget")
     for read in record["readings"]:
         of = {arm: [r["nats"] for r in record["runs"] if (r["arm"], r["size"], r["budget"]) == (arm, *place(read))]
@@ -157,14 +162,40 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
         assert read["equal_data"] == read["equal_flops"] < 0
         multiples = [read[f"{what}_at_equal_loss"] for what in ("steps", "flops", "seconds")]
         if read["budget"] == "2e+08 tokens":  # the baseline has no longer run, so it never reaches this loss
-            assert multiples == [None] * 3
+            assert multiples == [[1.0, ">"]] * 3
         else:
-            assert multiples == pytest.approx([1.25] * 3, abs=0.1)
+            assert [value for value, _ in multiples] == pytest.approx([1.25] * 3, abs=0.1)
+        by_seed = [read["by_seed"][seed]["equal_flops"] for seed in ("1", "2")]
+        assert by_seed == pytest.approx([a - b for a, b in zip(of["gained <a>"], of["base"], strict=True)])
     assert len(record["readings"]) == 9
     for title in ("Nats per token", "L = E + A N^-alpha", "L = a x^-b", "Effective data", "Effective parameters"):
         assert title in text and title in page.read_text()
     html = page.read_text()
     assert "gained <a>" not in html and "Does it &lt;scale&gt;?" in html and html.count("<svg") == 3
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
+    """`gained` is the baseline, seed by seed, and a seed adds 1; its second seed is missing in one cell, not finite in
+    another."""
+    three = cells(sizes=(1e6,))
+    for cell in three:
+        base, gained = cell.results[:2], cell.results[2:]
+        for one, other in zip(base, gained, strict=True):
+            other.paid_per_token = one.paid_per_token = one.paid_per_token + one.seed
+    three[0].results.pop()
+    three[1].results[-1].paid_per_token = math.nan
+    page, text = write_scaling(three, tmp_path)
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert [(read["budget"], read["equal_flops"], [*read["by_seed"]]) for read in record["readings"]] == [
+        ("2e+07 tokens", 0.0, ["1"]), ("2e+08 tokens", 0.0, ["1", "2"])
+    ]  # fmt: skip
+    assert not record["multipliers"]["tokens"]
+    assert "Missing: gained <a>, 1e+06, 2e+07 tokens, seed 2." in text
+    assert "likelihood of gained <a>, 1e+06, 6e+07 tokens, seed 2." in text and "seed 2. The arm" in page.read_text()
+    assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
+        ("base", "2e+07 tokens"), ("base", "6e+07 tokens"), ("base", "2e+08 tokens"),
+        ("gained <a>", "2e+07 tokens"), ("gained <a>", "2e+08 tokens"),
+    }  # fmt: skip
 
 
 def test_where_runs_are_few_nothing_is_said(tmp_path):

@@ -98,6 +98,23 @@ def test_intervals_of_a_line_hold_the_truth_as_often_as_they_say():
     assert 0.83 <= held / 100 <= 0.99
 
 
+def test_more_seeds_do_not_hide_that_a_line_does_not_fit():
+    """A floor bends the losses: over 4 cells, 50 exact seeds of each tell as little about the exponent as one."""
+    cells = [Measured(1, x, x, 2.5 + 1.5 * (x / 1e6) ** -0.3) for x in (1e6, 2e6, 4e6, 8e6)]
+    one, many = (
+        fitted({"": cells * n}, Line.along("tokens"), cells={"": [*range(4)] * n})[""].interval(lambda line: line.b)
+        for n in (1, 50)
+    )
+    assert many == pytest.approx(one)
+    as_cells_of_their_own = fitted({"": cells * 50}, Line.along("tokens"))[""].interval(lambda line: line.b)
+    assert as_cells_of_their_own.high - as_cells_of_their_own.low < 0.1 * (one.high - one.low)
+
+
+def test_a_low_level_takes_more_draws():
+    cells = [Measured(1, x, x, 40 * x**-0.15) for x in (1e6, 2e6, 4e6)]
+    assert [len(fitted({"": cells}, Line.along("tokens"), level)[""].draws) for level in (0.05, 0.01)] == [200, 1000]
+
+
 def test_the_interval_of_a_law_holds_it_and_narrows_with_the_noise():
     made = {str(seed): grid(TRUE, 0.01, seed) for seed in range(6)} | {"fine": grid(TRUE, 0.001)}
     found = {name: fit.interval(lambda law: law.E) for name, fit in fitted(made, Law.to, draws=30).items()}

@@ -216,7 +216,7 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
     "an unknown parent": (
         "extends: mime.yaml",
         None,
-        'mine.yaml:6  extends = "mime.yaml": no such recipe; did you mean mine.yaml? `tandem show` lists them',
+        'mine.yaml:6  extends = "mime.yaml": no such file; did you mean mine.yaml? `tandem show` lists recipes',
     ),
     "two parents": (
         "extends: [a, b]",
