@@ -5,7 +5,8 @@
     reversed query   The father of Mark is       -> Paul, not Mark
 
     margin = nll(distractor) - nll(target), nats, at the first answer position; an error is a margin below 0
-    +-     = standard error of the mean margin over pairs of names, the two orders of each averaged first
+    +-     = standard error of the mean margin, the two orders of a pair averaged first: pairs share names, so each name
+             is left out in turn with all its pairs (the jackknife)
 
 Context and query are one text, joined by one space and tokenised once. For networks that read sentences the context
 is a finished sentence and the query an open one; for networks that divide a text, everything before the answer is the
@@ -23,8 +24,8 @@ Cost: for P pairs and n tokens of a text about 20 P n tokens, twice that with se
 """
 
 import math
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -120,7 +121,7 @@ class FatherSon(Analysis):
                     "target": nll[:, 0].mean().item(),
                     "distractor": nll[:, 1].mean().item(),
                     "margin": margin.mean().item(),
-                    "standard_error": both.std(ddof=1).item() / math.sqrt(len(both)),
+                    "standard_error": error_over_names(both, pairs[: len(both)]),
                     "error": (margin < 0).mean().item(),
                 }
             )
@@ -181,6 +182,14 @@ def drawn_pairs(names: list[str], count: int, seed: int) -> list[tuple[str, str]
     every = list(combinations(names, 2))
     chosen = [every[i] for i in shuffled(len(every), seed)[: count // 2]]
     return [*chosen, *((son, father) for father, son in chosen)]
+
+
+def error_over_names(margins: np.ndarray, pairs: Sequence[tuple[str, str]]) -> float:
+    """Standard error of the mean of (P,) margins of pairs; NaN where all pairs share a name."""
+    without = [margins[[name not in pair for pair in pairs]] for name in sorted({*chain(*pairs)})]
+    if not all(map(len, without)):
+        return math.nan
+    return float(np.std([left.mean() for left in without]) * math.sqrt(len(without) - 1))
 
 
 def question(pair: tuple[str, str], query: str, between: int | None) -> Asked:

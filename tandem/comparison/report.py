@@ -17,7 +17,7 @@ import numpy as np
 from tandem.comparison import charts
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
-from tandem.comparison.statistics import Sample, equivalent, welch_lower
+from tandem.comparison.statistics import Sample, welch_lower
 from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
@@ -114,19 +114,16 @@ def _likelihood(summary: Summary) -> str:
 
 
 def _unpaired(summary: Summary) -> str:
-    """Welch's test, as papers report it, and with a `margin` that of equivalence."""
+    """Welch's test, as papers report it."""
     samples = {arm: Sample.of([r.paid_per_token for r in found]) for arm, found in summary.runs.items() if found}
     base = samples.pop(summary.study.baseline, None)
-    if base is None:
+    if base is None or summary.judgement.missing:
         return ""
-    margin = summary.study.keys.margin
-    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided", *([f"p, within ± {margin:g}"] if margin else [])]]
+    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
     for arm, sample in samples.items():
         if found := welch_lower(sample, base):
             t, freedom, p = found
             rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
-            if margin and (within := equivalent(sample, base, margin)):
-                rows[-1].append(f"{within.p:.2g}")
     if len(rows) == 1:
         return ""
     summed = f"Unpaired, as papers print it: Welch's test that an arm is lower than {summary.study.baseline}"
@@ -139,7 +136,8 @@ def _by_seed(summary: Summary) -> str:
         seeds = [r.seed for r in summary.runs[arm] if r.seed in {b.seed for b in summary.runs[baseline]}]
         low, high = difference.interval(summary.study.level)
         untested = "one seed" if difference.seeds == 1 else "one document"
-        p = f"p {chance(summary.judgement.p_to_baseline[arm])}" if difference.is_testable else untested
+        corrected = summary.judgement.p_to_baseline[arm]
+        p = untested if not difference.is_testable else NONE if math.isnan(corrected) else f"p {chance(corrected)}"
         dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
         text = f"{signed(difference.mean)}, {p}"
         rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))
@@ -236,7 +234,10 @@ def _targets(summary: Summary) -> str:
         html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)
     if not html:
         return ""
-    return html + _note(f"Mean over seeds, interpolated on the held-out curve; × is against {summary.study.baseline}.")
+    return html + _note(
+        "Mean over seeds, interpolated on the held-out curve, most of it before the learning rate has fallen; × is "
+        f"against {summary.study.baseline}."
+    )
 
 
 def _by_document(summary: Summary) -> str:

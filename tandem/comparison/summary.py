@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.comparison.results import Point, Result, require_same_documents, require_same_text
-from tandem.comparison.statistics import POWER, Judgement, Sample, judge
+from tandem.comparison.statistics import POWER, Judgement, Sample, holm, judge
 from tandem.comparison.study import Study
 from tandem.recipe import counted
 from tandem.recipe.options import substituted
@@ -92,6 +92,14 @@ class Summary:
         by_arm = {arm: {result.seed: nats(result) for result in found} for arm, found in self.runs.items()}
         tokens = self.flat[0].document_tokens if self.flat else np.zeros(0)
         return judge(by_arm, tokens, self.study.baseline, self.study.seeds, self.study.level)
+
+    @cached_property
+    def p_within(self) -> dict[str, float]:
+        """p-values of tests that arms are within the margin of the baseline, Holm-corrected over the arms."""
+        found, margin = self.judgement.to_baseline, self.study.keys.margin
+        if not margin or self.judgement.missing:
+            return {}
+        return dict(zip(found, holm([difference.p_within(margin) for difference in found.values()]), strict=True))
 
     @property
     def documents(self) -> int:
@@ -231,8 +239,12 @@ class Summary:
         if judged.winner:
             others = f"every other arm; against {rival}{closest}" if closest else rival
             p = chance(judged.p_to_best[rival])
+            margin = self.study.keys.margin
+            small = (
+                f" Less than {margin:g} was called too small to matter." if margin and -difference.mean < margin else ""
+            )
             return f"{judged.best} wins", (
-                f"It is better than {others}, by {by} ({confidence} {low} to {high}; p {p}), {over}."
+                f"It is better than {others}, by {by} ({confidence} {low} to {high}; p {p}), {over}.{small}"
             )
         if len(self.study.seeds) == 1 and math.isfinite(sum(bounds)):
             return "No winner: one seed", (
@@ -244,24 +256,26 @@ class Summary:
             return "No winner", f"{judged.best} and {rival} cannot be told apart: too few documents, or not finite."
         needed = difference.seeds_needed(level / judged.pairs)
         more = (
-            f"A study with about {needed} seeds would detect a difference of this size with probability {POWER:g}."
+            f"A new study of roughly {needed} seeds, none of these, would detect a difference of this size with "
+            f"probability {POWER:g}."
             if needed
             else "More seeds alone would hardly show a difference this small; more held-out documents might."
         )
         return "No winner", (
-            f"{judged.best} is lowest, {by} below {rival}{closest}, but other seeds and documents alone make such a "
-            f"difference (p {chance(judged.p_to_best[rival])}, {over}). {more}"
+            f"{judged.best} is lowest, {by} below {rival}{closest}, but other seeds and documents alone could make "
+            f"such a difference (p {chance(judged.p_to_best[rival])}, {over}). {more}"
         )
 
     @property
     def test(self) -> str:
         """The test, in words."""
         pairs, arms = self.judgement.pairs, len(self.judgement.p_to_baseline)
+        rates = " It takes the learning rates as given, which one trial of each chose." if self.study.rates else ""
         holm = f"; Holm's correction is over {pairs} pairs for a winner, {arms} arms in the table" if arms > 1 else ""
         return (
             "Two-sided test of the difference in nats per token, paired by seed and document, against the sum of two "
             "Student variables, one for the variation over seeds and one for that over documents, "
-            f"at level {self.study.level:g}{holm}."
+            f"at level {self.study.level:g}{holm}.{rates}"
         )
 
 
@@ -312,16 +326,21 @@ def non_embedding(parameters: Mapping[str, int]) -> int:
 
 
 def fixed(number: float) -> str:
-    return f"{number:z.4f}".replace("-", "\N{MINUS SIGN}")
+    """With four decimals, or two digits where these would all be 0."""
+    return f"{number:{'z.4f' if _has_decimals(number) else '.1e'}}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(number: float) -> str:
-    return f"{number:+.4f}".replace("-", "\N{MINUS SIGN}")
+    return f"{number:{'+.4f' if _has_decimals(number) else '+.1e'}}".replace("-", "\N{MINUS SIGN}")
+
+
+def _has_decimals(number: float) -> bool:
+    return number == 0 or abs(number) >= 5e-5
 
 
 def chance(p: float) -> str:
     """A probability, formatted to follow the letter p."""
-    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.095 else f"= {p:.2f}"
+    return "< 0.0001" if p < 1e-4 else f"= {p:.3g}" if p < 0.095 else f"= {p:.2f}"
 
 
 def _of_starts(study: Study) -> Iterable[str]:

@@ -69,7 +69,14 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
 
 def corrected_p(summary: Summary, arm: str) -> str:
     """The p-value of the difference to the baseline, Holm-corrected over these differences."""
-    p = summary.judgement.p_to_baseline.get(arm, math.nan)
+    return _p(summary.judgement.p_to_baseline.get(arm, math.nan))
+
+
+def _within(summary: Summary, arm: str) -> str:
+    return _p(summary.p_within.get(arm, math.nan))
+
+
+def _p(p: float) -> str:
     return NONE if math.isnan(p) else chance(p).removeprefix("= ")
 
 
@@ -122,8 +129,9 @@ def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
 
 def likelihoods(summary: Summary) -> list[list[str]]:
     """The first table of a study."""
-    reads_whole = any(run.in_windows for run in summary.flat)
-    return tabulate(summary, [*LIKELIHOOD, *([IN_WINDOWS] if reads_whole else [])])
+    reads_whole, margin = any(run.in_windows for run in summary.flat), summary.study.keys.margin
+    within = [Column(f"p, within ± {margin:g} (Holm)", _within)] if margin else []
+    return tabulate(summary, [*LIKELIHOOD, *within, *([IN_WINDOWS] if reads_whole else [])])
 
 
 # Plain text ---------------------------------------------------------------------------------------------------------

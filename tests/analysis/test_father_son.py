@@ -1,6 +1,8 @@
 """Father and son, on a network made by hand that copies what stands at a place, and on tiny ones."""
 
+import math
 import warnings
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from tandem.analysis.father_son import (
     FatherSon,
     answers,
     drawn_pairs,
+    error_over_names,
     question,
     read_names,
     read_sentences,
@@ -91,7 +94,7 @@ class Uneven(Copies):
         return (there * batch.targets % 97 / 10.0) * (batch.targets != IGNORE)
 
 
-def test_the_standard_error_is_over_pairs_of_names(tokenizer):
+def test_the_standard_error_is_over_names(tokenizer):
     father = tokenizer.encode("The son of").size
     network, ids = Uneven(tokenizer, father), single_tokens(list(NAMES), tokenizer)
     found = measured(network, tokenizer, pairs=40)
@@ -101,8 +104,13 @@ def test_the_standard_error_is_over_pairs_of_names(tokenizer):
         of_names: dict = {}
         for pair, (target, distractor) in zip(pairs, answers(network, tokenizer, asked, ids, 64), strict=True):
             of_names.setdefault(frozenset(pair), []).append(distractor - target)
-        means = [sum(both) / 2 for both in of_names.values()]
-        assert len(means) == 20 and row["standard_error"] == pytest.approx(np.std(means, ddof=1) / 20**0.5) != 0
+        means = {names: sum(both) / 2 for names, both in of_names.items()}
+        without = [
+            np.mean([mean for names, mean in means.items() if name not in names])
+            for name in {name for names in means for name in names}
+        ]
+        error = sum((mean - np.mean(without)) ** 2 for mean in without) * (len(without) - 1) / len(without)
+        assert len(means) == 20 and row["standard_error"] == pytest.approx(error**0.5) != 0
         assert row["error"] == np.mean([margin < 0 for both in of_names.values() for margin in both])
 
 
@@ -238,3 +246,16 @@ def test_texts_and_sentences_that_a_network_can_not_read_are_refused(tokenizer):
             answers(decoder, tokenizer, asked, ids, 4)
         with pytest.raises(UserError, match=rf"network.cap = {cap}: a sentence of this analysis has {longest} tokens"):
             answers(gestalt, tokenizer, asked, ids, 4)
+
+
+@pytest.mark.parametrize(("names", "pairs"), [(97, 500), (20, 190), (12, 66)])
+def test_the_standard_error_holds_what_names_share(names, pairs):
+    """Margins that are sums of two names' own: 95 % intervals around the mean, over 200 draws."""
+    every, held = [(str(a), str(b)) for a, b in combinations(range(names), 2)], 0
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        chosen, own = [every[i] for i in draw.permutation(len(every))[:pairs]], draw.normal(size=names)
+        margins = np.array([own[int(a)] + own[int(b)] for a, b in chosen])
+        held += abs(margins.mean()) < 1.96 * error_over_names(margins, chosen)
+    assert 0.89 <= held / 200 <= 0.99
+    assert math.isnan(error_over_names(np.ones(2), [("0", "1"), ("0", "2")]))

@@ -15,8 +15,7 @@ pytest.importorskip("scipy")
 from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
 from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
-from tandem.comparison.statistics import Sample, equivalent
-from tandem.comparison.summary import Spent, Summary, fixed, mean_curve, spent_until
+from tandem.comparison.summary import Spent, Summary, chance, fixed, mean_curve, signed, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import UserError
 from tandem.training.sinks import JsonLines
@@ -266,13 +265,33 @@ def test_an_interval_over_seeds_alone_is_marked(make_study, run, page):
 
 
 def test_a_margin_adds_a_test_of_equivalence(make_study, run, page):
-    runs = [run(arm, seed) for arm in ("decoder", "sps") for seed in (1, 2, 3)]
+    runs = everything(run)
+    study = make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1))
     assert "within" not in page(make_study(), runs)
-    told = page(make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1)), runs)
-    assert told.count("p, within ± 0.1") == 1
-    base, arm = (Sample.of([r.paid_per_token for r in runs if r.arm == name]) for name in ("decoder", "sps"))
-    within = equivalent(arm, base, 0.1)
-    assert within and f"{within.p:.2g}</td>" in told.split("within ± 0.1")[1].split("</table>")[0]
+    told, summary = page(study, runs), Summary.of(study, runs)
+    assert told.count("p, within ± 0.1 (Holm)") == 1
+    alone = {arm: difference.p_within(0.1) for arm, difference in summary.judgement.to_baseline.items()}
+    assert summary.p_within == {"sps": max(alone.values()), "memory <2x>": 2 * min(alone.values())}
+    assert f"{max(alone.values()):.3g}</td>" in told.split("within ± 0.1")[1].split("</table>")[0]
+    assert summary.verdict[0] == "sps wins" and summary.verdict[1].endswith("called too small to matter.")
+    assert (
+        "too small" not in Summary.of(make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.01)), runs).verdict[1]
+    )
+
+
+def test_nothing_is_tested_before_all_runs_are_there(make_study, run, page):
+    study = make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1))
+    summary = Summary.of(study, everything(run)[:-1])
+    assert summary.verdict[0] == "No verdict yet" and not summary.p_within
+    assert {row[-1] for row in likelihoods(summary)[1:]} == {row[-2] for row in likelihoods(summary)[1:]} == {NONE}
+    text = Page(page(study, everything(run)[:-1])).text
+    assert "Unpaired" not in text and "nan" not in text and "p = " not in text
+
+
+def test_numbers_are_printed_with_the_digits_that_tell_them_apart():
+    assert [fixed(x) for x in (-0.0, 1.23456, -0.00003)] == ["0.0000", "1.2346", "−3.0e−05"]
+    assert [signed(x) for x in (0.0, 0.00003, -0.5)] == ["+0.0000", "+3.0e−05", "−0.5000"]
+    assert [chance(p) for p in (0.0496, 0.0504, 0.3, 1e-5)] == ["= 0.0496", "= 0.0504", "= 0.30", "< 0.0001"]
 
 
 def test_gaps_are_means_at_one_step(make_study, run):
@@ -494,9 +513,11 @@ def test_a_verdict_tells_its_interval_and_how_many_seeds_it_would_take(make_stud
     headline, reason = open_one.verdict
     rival = open_one.judgement.to_best[re.search("below ([^,]+),", reason)[1]]
     alone, corrected = (rival.seeds_needed(level) for level in (0.05, 0.05 / 3))  # three pairs of arms
-    assert headline == "No winner" and alone < corrected and f"about {corrected} seeds" in reason
+    assert headline == "No winner" and alone < corrected and f"roughly {corrected} seeds, none of these," in reason
     assert ", the least certain, but" in reason
     assert open_one.test.endswith("over 3 pairs for a winner, 2 arms in the table.")
+    tuned = Summary.of(make_study(rates=[1e-3, 2e-3]), everything(run)).test
+    assert tuned.endswith("It takes the learning rates as given, which one trial of each chose.")
 
 
 def circles(svg):

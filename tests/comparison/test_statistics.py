@@ -127,6 +127,26 @@ def test_reference_distribution():
     assert tail(quantile(0.01, (0.1, 1), (1.0, 50)), (1.0, 50), (0.1, 1)) == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("regime", REGIMES.values(), ids=REGIMES)
+def test_a_difference_as_large_as_the_margin_is_seldom_called_within_it(regime):
+    rng, found = np.random.default_rng(12), []
+    for _ in range(STUDIES):
+        nats, tokens = study(rng, effect=0.02, **regime)
+        found.append(Difference.between(*(np.stack([*nats[arm].values()]) for arm in "BA"), tokens).p_within(0.02))
+    assert np.mean(np.array(found) <= 0.05) <= 0.065
+
+
+def test_a_difference_is_within_a_margin_where_its_interval_is():
+    nats, tokens = study(np.random.default_rng(2), seed=0.01, document=0.01, effect=0.005)
+    found = Difference.between(*(np.stack([*nats[arm].values()]) for arm in "BA"), tokens)
+    low, high = found.interval(0.1)  # two tests of 5 %
+    margin = max(-low, high)
+    assert found.p_within(margin) == pytest.approx(0.05) and found.p_within(1.01 * margin) < 0.05
+    assert found.p_within(abs(found.mean)) == pytest.approx(0.5) and found.p_within(0.5 * abs(found.mean)) > 0.5
+    one_seed = Difference.between(np.ones((1, 3)), np.zeros((1, 3)), np.ones(3))
+    assert math.isnan(one_seed.p_within(2.0))
+
+
 def test_holm():
     assert holm([0.04, 0.01, math.nan, 0.02]) == pytest.approx([0.08, 0.04, math.nan, 0.06], nan_ok=True)
 
