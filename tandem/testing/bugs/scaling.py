@@ -48,7 +48,7 @@ BUGS = {
         ("seeds of one arm against those of another", GRID,
          " and self._has_seeds_of(arm, baseline)", ""),
         ("readings of unlike seeds", GRID,
-         "readings(_mean(own[s] for s in seeds)", "readings(_mean(own.values())"),
+         "[_mean(runs[s] for s in seeds) for runs in lengths]", "[_mean(runs.values()) for runs in lengths]"),
         ("an interval beyond the runs", GRID,
          "return min(xs) <= x <= max(xs)", "return True"),
         ("sentence ends are free in a grid", GRID,
