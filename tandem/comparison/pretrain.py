@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
+import torch
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
@@ -36,7 +37,7 @@ from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import page
 from tandem.training.progress import Progress
-from tandem.training.run import Run
+from tandem.training.run import Run, keyed
 
 
 def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
@@ -45,7 +46,7 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
     Of several processes, only the first writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
-    path, TERMINAL.quiet = Path(path), not ranks.is_first
+    path, TERMINAL.quiet = Path(path), TERMINAL.quiet or not ranks.is_first
     # Checks that can fail come before a folder is made.
     ranks.first(lambda: Log.require(recipe.log))
     run = None if ranks.first(path.exists) else require_samples(built(recipe, None, ranks, fresh=True))
@@ -146,6 +147,8 @@ def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
 def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     recipe, ranks, keep = run.recipe, run.ranks, run.recipe.checkpoint
     planned_seconds = _announced(run, folder)
+    # Reads the source that will be exported: somebody may edit it while this run trains
+    can_export = not run.note and not refusal(type(run.network))
 
     def save() -> None:
         ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
@@ -155,10 +158,11 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
 
     with Log(recipe.log, folder, run.progress.step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
+        torch.manual_seed(keyed(recipe.seed, "torch"))  # for networks that draw from PyTorch's own generators
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
-    if not run.note and not refusal(type(network)):
+    if can_export:
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,

@@ -116,7 +116,7 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
         ("rope_type", kind, kind in (None, "default"), scaled),
         ("rope_scaling's factor", factor := rotary.get("factor", 1), factor in (None, 1), scaled),
         ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
-        ("hidden_act", act := described.get("hidden_act", "silu"), act == "silu", "the MLP is swiglu"),
+        ("hidden_act", act := described.get("hidden_act", "silu"), act in ("silu", "swish"), "the MLP is swiglu"),
         ("layer_types", layers := described.get("layer_types") or [], {*layers} <= {"full_attention"}, wide),
     ]
     unknown = {"use_sliding_window": wide, "attention_bias": biased, "mlp_bias": biased}
@@ -140,8 +140,13 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
         found = [weights.pop(name).float() for name in names if name in weights]
         return torch.cat(found) if not missing else torch.empty(0)
 
-    if network.config.tied:
-        weights.pop("lm_head.weight", None)
+    if network.config.tied and (head := weights.pop("lm_head.weight", None)) is not None:
+        table = weights.get("model.embed_tokens.weight", head)
+        if not torch.equal(head, table):
+            raise UserError(
+                f"{folder}: {CONFIG} has tie_word_embeddings, yet lm_head.weight is not model.embed_tokens.weight: "
+                "write tie_word_embeddings: false there, if the head is its own"
+            )
     if odd := [name for name, weight in weights.items() if not weight.float().isfinite().all()]:
         told = f"{', '.join(odd[:3])}: not all of its numbers are finite"
         raise UserError(f"{folder}: {told}; these weights are damaged, or those of a training that failed")

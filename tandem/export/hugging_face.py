@@ -40,13 +40,15 @@ def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     for name, source in model_source(type(network)).items():  # pyright: ignore[reportArgumentType]
         (folder / name).write_text(source, encoding="utf-8")
     end = tokenizer.end
-    words = {
+    words: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{"bos_token": end, "eos_token": end, "pad_token": end},
         "padding_side": "left",
         "split_special_tokens": True,  # special tokens spelled out in a text are text
         "clean_up_tokenization_spaces": False,
     }
+    if network.longest is not None:
+        words["model_max_length"] = network.longest
     for name, record in ("tokenizer_config.json", words), ("generation_config.json", _ends(tokenizer)):
         (folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

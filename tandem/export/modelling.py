@@ -61,6 +61,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = TandemConfig
     base_model_prefix = "network"
     accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
     _is_stateful = True
     """A session cannot take back what it has read, as assisted generation would need."""
 
@@ -82,6 +83,19 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         """The table of token embeddings."""
         return getattr(self.network, "wrapped", self.network).table
 
+    def get_output_embeddings(self) -> torch.nn.Module | None:
+        """The head, where it is not the table."""
+        return getattr(getattr(self.network, "wrapped", self.network), "output", None)
+
+    def resize_token_embeddings(self, *given: Any, **settings: Any) -> Any:
+        """Raises: ValueError: a network knows its vocabulary from the start."""
+        raise ValueError(f"resize_token_embeddings: this network has the {self.config.vocabulary} ids of its tokenizer")
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *given: Any, **settings: Any) -> None:
+        """Recomputes blocks in the backward, as `training.recompute` does."""
+        for module in (self.network, getattr(self.network, "wrapped", self.network)):
+            module.recompute = enable
+
     @can_return_tuple
     def forward(
         self,
@@ -94,6 +108,7 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         tokenizer: Any = None,
         cache: SessionCache | None = None,
+        **given: None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of what follows each token, 0 at padding; a tuple with `return_dict=False`.
 
@@ -107,10 +122,13 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             tokenizer: unused; `generate` passes on the one with which it finds `stop_strings`.
             cache: that of an earlier call with `use_cache`; it continues with `input_ids`, in place.
                 `past_key_values`: the same, by its name before transformers 5.24.
+            given: what other models take (`inputs_embeds`, `output_hidden_states`, ...), as None or False.
         Raises: ValueError for a mask with holes, and for more tokens than the network has positions for. A network
             that reads a prompt in another way than a text also raises it for a prompt's own logits beside its cache,
             and for `generate` without a cache; one that can only continue a prompt, for the logits of a text.
         """
+        if asked := [name for name, value in given.items() if value is not None and value is not False]:
+            raise ValueError(f"{', '.join(asked)}: this model takes none; it has tokens, masks, labels and a cache")
         if cache is not None and past_key_values is not None:
             raise ValueError("cache, past_key_values: two names of one thing; give one of them")
         cache = past_key_values if cache is None else cache
@@ -152,13 +170,13 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _read(self, tokens: Tensor, mask: Tensor, kept: slice | Tensor) -> Tensor:
         """Reads all texts at once, moved to the start of their rows and back, so no text sees what is after it."""
-        T, longest = tokens.shape[1], self.network.longest
-        if longest is not None and longest < T:
-            raise ValueError(f"input_ids: {T} tokens a row; this network has learned positions for {longest}")
+        T, n, longest = tokens.shape[1], int(mask.sum(1).max()), self.network.longest
+        if longest is not None and longest < n:
+            raise ValueError(f"input_ids: {n} tokens a row; this network has learned positions for {longest}")
         first, columns = mask.int().argmax(1, keepdim=True), torch.arange(T, device=tokens.device)
-        moved = tokens.gather(1, (columns + first).clamp_max(T - 1))
+        moved = tokens.gather(1, (columns[:n] + first).clamp_max(T - 1))
         hidden = self.network.read(Batch(moved, moved, torch.zeros_like(moved, device="cpu")))
-        back = (columns - first).clamp_min(0)[:, kept]
+        back = (columns - first).clamp(0, n - 1)[:, kept]
         hidden = hidden.gather(1, back[..., None].expand(-1, -1, hidden.shape[-1]))
         return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, kept, None], 0)
 
@@ -195,6 +213,11 @@ def _mask(tokens: Tensor, mask: Tensor | None) -> Tensor:
         return torch.ones_like(tokens, dtype=torch.bool)
     shown = mask.bool()
     begins = shown & ~F.pad(shown, (1, 0))[:, :-1]
+    if shown.shape[1] > tokens.shape[1]:
+        raise ValueError(
+            f"attention_mask: for {shown.shape[1]} tokens a row, of which input_ids has {tokens.shape[1]}: give the "
+            "cache of the call with those before, which makes one with use_cache=True"
+        )
     if shown.shape != tokens.shape or (begins.sum(1) != 1).any():
         raise ValueError("attention_mask: a row has to be one text, with padding before or after it")
     return shown

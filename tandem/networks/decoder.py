@@ -110,6 +110,7 @@ class Decoder(Network):
         return causal(starts, self.config.window, positions)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        self.routings = []  # those of a pass that was interrupted
         reader = self.reader(x, batch)
         reader.masks = Masks.of(self.config.dropout, batch)
         hidden = self.norm(self.states(reader.masks.drop(self.placed(x, batch), "embedding"), reader))

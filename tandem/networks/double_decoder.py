@@ -41,7 +41,7 @@ from tandem.networks.network import Network, padded
 from tandem.nn.attention import Plan, Source, attend, plan_attention, scores
 from tandem.nn.block import Block, BlockConfig, current_parts, heads_of, linear_work
 from tandem.nn.head import token_nll
-from tandem.nn.init import Embedding, Linear, initialise
+from tandem.nn.init import Embedding, Linear, initialise, itself
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
 from tandem.nn.rope import Rotation
@@ -275,8 +275,9 @@ class GenerationBlock(Block):
 
     def project_latents(self, latents: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         if self.kv is None:
-            queries, bias = self.qkv.parts[0], self.qkv.bias
-            kv = F.linear(latents, self.qkv.weight[queries:], None if bias is None else bias[queries:])
+            qkv = itself(self.qkv)
+            queries, bias = qkv.parts[0], qkv.bias
+            kv = F.linear(latents, qkv.weight[queries:], None if bias is None else bias[queries:])
         else:
             kv = self.kv(latents)
         (k, v), G = kv.chunk(2, dim=-1), self.key_heads

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from tandem.nn.block import Block, BlockConfig, Reader, current_parts
 from tandem.nn.dropout import dropped
-from tandem.nn.init import Linear
+from tandem.nn.init import Linear, itself
 from tandem.nn.mlp import MLP
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
@@ -73,7 +73,7 @@ class MemoryRead(nn.Module):
 
     def ranks(self, table: Tensor) -> Tensor:
         """What ranks add to keys: P (M, C) to (M, C)."""
-        return F.linear(table, self.kv.weight[: table.shape[1]])
+        return F.linear(table, itself(self.kv).weight[: table.shape[1]])
 
     def ask(self, x: Tensor) -> Tensor:
         """x (1, P, C) to queries (1, H, P, D)."""
@@ -160,7 +160,8 @@ class ThoughtHead(nn.Module):
         exact = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
             u = dropped(self.norm(v), drop).to(exact)
-            r = F.linear(u, self.project.weight.to(exact), self.project.bias.to(exact))
+            project = itself(self.project)
+            r = F.linear(u, project.weight.to(exact), project.bias.to(exact))
         length = torch.linalg.vector_norm(r, dim=-1)
         return r / length.clamp_min(1e-12)[:, None], length
 

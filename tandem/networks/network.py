@@ -27,7 +27,7 @@ from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, sco
 from tandem.networks.cost import Cost
 from tandem.nn.block import compile_blocks
 from tandem.nn.head import compiled, nll_sums, token_nll
-from tandem.nn.init import Embedding, roles
+from tandem.nn.init import Embedding, itself, roles
 from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
 from tandem.recipe import UserError
@@ -203,7 +203,8 @@ class Network(nn.Module):
     @property
     def output_weight(self) -> Tensor:
         """The output matrix, spare rows included: that of `output`, where a network has one, else the token table."""
-        return (getattr(self, "output", None) or self.table).weight
+        output = getattr(self, "output", None)
+        return self.table.weight if output is None else itself(output).weight
 
     def session(self, rows: int) -> Session:
         raise NotImplementedError

@@ -243,7 +243,7 @@ def attend(
         sources: keys, values and spans; with groups, every source has a span per group.
         plan: made by `plan_attention` from these same span objects; None: made here, for this call alone.
         backend: see `plan_attention`; with a plan, the plan's.
-        scale: replaces 1/sqrt(D).
+        scale: replaces 1/sqrt(D); above 0.
         return_lse: also return the log-sum-exp of the scores, without gradient; -inf where nothing is read.
         dropout: rate at which weights are set to 0, the others scaled up; tiled only.
     Returns: y like q, and with `return_lse` (y, lse), lse (B, H, T) per group. A query that may read nothing gets
@@ -252,6 +252,8 @@ def attend(
     Source: eq. 5 of State-Prediction Separation (arXiv 2607.01218) is the case of two sources; docs/attention.md.
     """
     queries = q if isinstance(q, tuple) else (q,)
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale {scale}: above 0, as backends mask scores before they scale them")
     if plan is None:
         spans, keys = [s.span for s in sources], [s.k.shape[2] for s in sources]
         plan = plan_attention(spans, keys, device=queries[0].device, backend=backend)

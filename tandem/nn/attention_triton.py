@@ -95,7 +95,7 @@ class Fused:
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every group of queries and, on request, its log-sum-exp."""
-        refuse(queries[0], scale)
+        refuse(queries[0])
         tensors = list(queries), list(keys), list(values)
         has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
         scale = queries[0].shape[3] ** -0.5 if scale is None else scale
@@ -116,8 +116,8 @@ def transposed(lo: np.ndarray, hi: np.ndarray, keys: int) -> np.ndarray:
     return np.array(ends, dtype=np.int32).reshape(2, *lo.shape[:2], keys)
 
 
-def refuse(q: Tensor, scale: float | None) -> None:
-    """Raises: ValueError where the kernels cannot run on these queries, or with this scale."""
+def refuse(q: Tensor) -> None:
+    """Raises: ValueError where the kernels cannot run on these queries."""
     is_interpreted = not isinstance(kernels.forward_kernel, triton.runtime.JITFunction)
     if not q.is_cuda and not is_interpreted:
         raise ValueError("triton runs on CUDA only (on a CPU in its interpreter, for tests: TRITON_INTERPRET=1)")
@@ -127,8 +127,6 @@ def refuse(q: Tensor, scale: float | None) -> None:
         raise ValueError("Triton's interpreter gets bfloat16 wrong without an error; test in float16 or float32")
     if q.shape[3] > WIDEST:
         raise ValueError(f"triton has heads of at most {WIDEST} channels, not {q.shape[3]}; use the flex backend")
-    if scale is not None and scale <= 0:
-        raise ValueError(f"triton has scales above 0, not {scale}; use the flex backend")  # it masks before it scales
 
 
 # ---- the operators --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tandem.nn.dropout import dropped
-from tandem.nn.init import Linear, Scheme
+from tandem.nn.init import Linear, Scheme, itself
 from tandem.nn.mlp import MLP, MLPKind, inner_width
 from tandem.nn.moe import Mixture, MixtureConfig, Routing
 from tandem.nn.norm import NormKind, norm
@@ -165,9 +165,9 @@ class Block(nn.Module):
         self, asking: Tensor, everything: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Like `project`, with q from the rows `asking` alone, k and v from `everything`."""
-        H, G, rows = self.heads, self.key_heads, self.qkv.parts[0]
-        bias = self.qkv.bias
-        parts = ((self.qkv.weight[:rows], asking), (self.qkv.weight[rows:], everything))
+        H, G, qkv = self.heads, self.key_heads, itself(self.qkv)
+        rows, bias = qkv.parts[0], qkv.bias
+        parts = ((qkv.weight[:rows], asking), (qkv.weight[rows:], everything))
         biases = (None, None) if bias is None else (bias[:rows], bias[rows:])
         q, kv = (F.linear(self.attention_norm(x), w, b) for (w, x), b in zip(parts, biases, strict=True))
         k, v = kv.chunk(2, dim=-1)

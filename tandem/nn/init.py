@@ -40,6 +40,19 @@ class Linear(nn.Linear):
         self.fused: tuple[int, ...] = (outputs,)
 
 
+def itself(linear: Linear) -> Linear:
+    """A matrix whose weight is read here, as only some of its rows are wanted, or other precision.
+
+    Raises: TypeError where another module was put in its place, as adapters do: what it adds would be lost.
+    """
+    if not isinstance(linear, Linear):
+        raise TypeError(
+            f"{type(linear).__name__} in place of a Linear whose weight this network reads itself: what it adds would "
+            "be lost; leave this matrix as it is, or change its weight (torch.nn.utils.parametrize)"
+        )
+    return linear
+
+
 class Experts(nn.Module):
     """E matrices of one shape as one parameter, (E, outputs, inputs); `parts` and `fused` of each as in `Linear`."""
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from tandem.nn.init import Experts, Linear
+from tandem.nn.init import Experts, Linear, itself
 from tandem.recipe import Settings
 
 
@@ -70,7 +70,7 @@ class Mixture(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             # float32: in bfloat16 near ties fall to the wrong expert, and the balance loss sees rounded shares
             exact = torch.promote_types(x.dtype, torch.float32)
-            p_NE = F.linear(x_NC.to(exact), self.router.weight.to(exact)).softmax(-1)
+            p_NE = F.linear(x_NC.to(exact), itself(self.router).weight.to(exact)).softmax(-1)
         p_Nk, chosen_Nk = p_NE.topk(self.active)
         gate_Nk = p_Nk / p_Nk.sum(-1, keepdim=True)
         counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.experts)

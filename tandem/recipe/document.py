@@ -278,7 +278,7 @@ def names_study(reference: str) -> bool:
 def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
     """Read overrides `section.key=value` with YAML values; if a key is given twice, the later value counts."""
     tree, said = Node({}, OVERRIDE), ""
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, text = override.partition("=")
         parts = key.strip().split(".")
         said = override if equals else f"{said} {override}".strip()

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def require_finite(
 
 class StopRequest:
     """Turns SIGNALS into a request that the loop reads between steps; what this process ignores, as SIGHUP under nohup,
-    it ignores here, too.
+    it ignores here, too. Outside the main thread it hears none.
 
     A second SIGTERM or SIGINT acts at once. A second of the others does not: Slurm and torchrun, or a shell and its
     terminal, may each send one.
@@ -60,7 +61,8 @@ class StopRequest:
         self.signal_number: int | None = None
 
     def __enter__(self) -> "StopRequest":
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        is_main = threading.current_thread() is threading.main_thread()  # Python hears signals nowhere else
+        heard = [number for number in SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]
         self._previous: dict[int, Any] = {number: signal.signal(number, self._wish) for number in heard}
         self._on_terminal = [stream for stream in (1, 2) if os.isatty(stream)]
         return self

@@ -111,13 +111,15 @@ class Run:
     def _drawn(self, purpose: str = "init") -> Network:
         """The network initialised from the seed for a purpose, the same in every process."""
         recipe = self.recipe
-        torch.manual_seed(keyed(recipe.seed, "torch"))
-        network = recipe.choice("network")(
-            recipe.network,
-            self.corpus.train.vocabulary,
-            recipe.batch.context,
-            generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
-        ).to(self.device.value)
+        with torch.random.fork_rng(devices=[]):  # who opens a run keeps the state of PyTorch's own generator
+            torch.default_generator.manual_seed(keyed(recipe.seed, "torch"))
+            network = recipe.choice("network")(
+                recipe.network,
+                self.corpus.train.vocabulary,
+                recipe.batch.context,
+                generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
+            )
+        network = network.to(self.device.value)
         network.recompute = recipe.training.recompute
         network.segmentation = recipe.corpus.sentences
         return network

@@ -105,8 +105,10 @@ def main() -> None:
     root = Path(sys.argv[1])
     folders = sorted(path.parent for path in root.glob("*/expected.json"))
     tokenizer = AutoTokenizer.from_pretrained(folders[0], trust_remote_code=True)
-    for name in "tokenizer.json", "tokenizer_config.json":
-        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in folders}) == 1
+    words = [json.loads((folder / "tokenizer_config.json").read_text()) for folder in folders]
+    longest = {folder.name: one.pop("model_max_length", None) for folder, one in zip(folders, words, strict=True)}
+    assert all(one == words[0] for one in words) and {*longest.values()} > {None}
     seen = {folder.name: look(folder, tokenizer) for folder in folders}
     seen["refusals"] = refusals(root / "decoder-gpt2")
     config = AutoConfig.from_pretrained(folders[0], trust_remote_code=True)

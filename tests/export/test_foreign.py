@@ -91,7 +91,11 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"intermediate_size": 64}, r"(?s)weights are not those of config\.json: .*size mismatch for stack.0.mlp"),
         ({"num_hidden_layers": 3}, "missing.*model.layers.2|model.layers.2.*missing"),
         ({"num_hidden_layers": 1}, "model.layers.1.* unknown"),
-        ({"tie_word_embeddings": True, "architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
+        (
+            {"tie_word_embeddings": True},
+            "lm_head.weight is not model.embed_tokens.weight: write tie_word_embeddings: false",
+        ),
     ],
 )
 def test_what_the_decoder_can_not_be_is_refused(changes, words, llama):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tandem.recipe import registered
+from tandem.testing.cases import document, pack
 
 pytest.importorskip("transformers")
 
@@ -171,3 +172,62 @@ def test_prompts_are_not_read_as_texts_are_scored(name, tokenizer):
     else:
         assert model(IDS, MASK, use_cache=False).logits.shape[:2] == IDS.shape
         assert model(IDS, MASK, use_cache=False, logits_to_keep=3).logits.shape[:2] == (2, 3)
+
+
+def test_what_other_models_take_is_refused_unless_it_is_nothing(decoder):
+    with torch.no_grad():
+        given = {"inputs_embeds": None, "output_attentions": False, "position_ids": None}
+        assert torch.equal(decoder(IDS, **given).logits, decoder(IDS).logits)
+    with pytest.raises(ValueError, match="output_hidden_states, inputs_embeds: this model takes none"):
+        decoder(IDS, output_hidden_states=True, inputs_embeds=torch.zeros(1), position_ids=None)
+    with pytest.raises(ValueError, match=r"of which input_ids has 1: give the cache .* use_cache=True"):
+        decoder(IDS[:, -1:], MASK)
+    with pytest.raises(ValueError, match="the 285 ids of its tokenizer"):
+        decoder.resize_token_embeddings(310)
+
+
+def test_padding_takes_no_learned_position(tokenizer):
+    settings = registered("network")["decoder"].tiny()["gpt2"]
+    written = {"name": "decoder", **settings.model_dump()}
+    model = TandemForCausalLM(TandemConfig(network=written, vocabulary=tokenizer.vocabulary, context=4)).eval()
+    ids, mask = torch.nn.functional.pad(IDS, (3, 2)), torch.nn.functional.pad(MASK, (3, 2))
+    with torch.no_grad():
+        assert torch.equal(model(ids, mask).logits[:, 3:-2], model(IDS, MASK).logits)
+        with pytest.raises(ValueError, match="5 tokens a row; this network has learned positions for 4"):
+            model(torch.nn.functional.pad(IDS, (1, 0)))
+
+
+@pytest.mark.parametrize("name", ["decoder", "context_ready"])
+def test_blocks_are_recomputed_where_transformers_asks_for_checkpoints(name, tokenizer, monkeypatch):
+    model, calls = model_of(name, tokenizer).train(), []
+    for block in model.network.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(0))
+
+    def gradients():
+        calls.clear()
+        model(IDS, MASK, labels=IDS).loss.backward()
+        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        model.zero_grad()
+        return found, len(calls)
+
+    (plain, once), _ = gradients(), model.gradient_checkpointing_enable()
+    again, twice = gradients()
+    assert twice > once and all(map(torch.equal, plain, again))
+    model.gradient_checkpointing_disable()
+    assert gradients()[1] == once
+
+
+def test_a_head_of_its_own_is_told(tokenizer):
+    tied, own = (registered("network")["decoder"].tiny()[name] for name in ("house", "qwen"))
+    models = [TandemForCausalLM(TandemConfig(network={"name": "decoder", **s.model_dump()}, vocabulary=300, context=40))
+              for s in (tied, own)]  # fmt: skip
+    assert [model.get_output_embeddings() for model in models] == [None, models[1].network.output]
+
+
+@pytest.mark.parametrize("name", ["sps", "double_decoder"])
+def test_a_wrapper_around_a_matrix_that_is_read_in_parts_is_refused(name, tokenizer):
+    network = model_of(name, tokenizer).network
+    block = network.blocks[-1]
+    block.qkv = torch.nn.Sequential(block.qkv)
+    with pytest.raises(TypeError, match="Sequential in place of a Linear whose weight this network reads itself"):
+        network.read(pack([[document(9, 1)]]))

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from tokenizers import processors
 
 from tandem import __version__
+from tandem.comparison import pretrain as pretraining
 from tandem.comparison.pretrain import pretrain
 from tandem.comparison.trained import open_model, open_trained
 from tandem.corpus import Tokenizer
@@ -154,3 +155,14 @@ def test_folders_may_be_given_as_text(tokenizer, tmp_path):
     assert load_exported(folder)[1].hash == open_model(folder)[1].hash == tokenizer.hash
     with pytest.raises(UserError, match="no run here"):
         open_trained(str(tmp_path / "run"))
+
+
+def test_the_source_that_is_exported_is_read_before_training(small_corpus, tmp_path, monkeypatch):
+    """Whoever edits it while a run trains changes the next run, not what this one exports."""
+    order = []
+    for name in ("refusal", "train"):
+        asked = getattr(pretraining, name)
+        monkeypatch.setattr(pretraining, name, lambda *given, a=asked, n=name: (order.append(n), a(*given))[1])
+    shape = ["budget=1 steps", "batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16"]
+    pretrain(load("decoder/tiny", [*shape, *small_corpus]), tmp_path / "mine")
+    assert order == ["refusal", "train"] and (tmp_path / "mine/model/modeling_tandem.py").exists()

@@ -1,5 +1,6 @@
 """`attend` on the CPU against the definition: values and gradients, for all patterns, at lengths off the tile."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,13 @@ def test_scale_replaces_the_root_of_the_width():
     case = (q, sources, leaves)
     assert_close(everything(attend, *case, scale=0.7), everything(attend_dense, *case, scale=0.7), 1e-12)
     assert not torch.allclose(attend(q, sources, scale=0.7), attend(q, sources))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, math.nan])
+def test_a_scale_that_turns_the_order_of_scores_is_refused(scale):
+    x = torch.randn(1, 1, 5, 4)
+    with pytest.raises(ValueError, match=f"scale {scale}: above 0"):
+        attend(x, [Source(x, x, causal(torch.zeros(1, 5, dtype=torch.long)))], scale=scale)
 
 
 def test_the_page_runs():

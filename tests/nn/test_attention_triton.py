@@ -210,13 +210,6 @@ def test_what_the_kernels_can_not_do_is_refused(dtype, width, says, monkeypatch)
         attend(q, sources, backend="triton")
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_turns_the_order_of_scores_is_refused(scale):
-    q, sources, _ = case_of([prefix(3, 3)], [3], 3)
-    with pytest.raises(ValueError, match=f"not {scale}"):
-        attend(q, sources, scale=scale, backend="triton")
-
-
 def test_without_cuda_and_interpreter_it_is_refused(monkeypatch):
     class Compiled:
         pass

@@ -190,3 +190,15 @@ def test_parameters_and_work_of_a_layer():
 def test_settings_that_make_no_mixture_are_refused(overrides, reason):
     with pytest.raises(UserError, match=reason):
         load("decoder/tiny", overrides)
+
+
+def test_an_interrupted_pass_leaves_nothing_to_the_next():
+    net = Decoder(Decoder.Config(width=32, heads=2, mlp_width=24, moe=MixtureConfig(experts=4, active=2)), 61, 40)
+    batch = pack([[document(9, 1)]])
+    _, wanted = net(net.embed(batch.tokens), batch)
+    hook = net.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        net(net.embed(batch.tokens), batch)
+    hook.remove()
+    _, found = net(net.embed(batch.tokens), batch)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

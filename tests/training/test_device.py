@@ -65,3 +65,9 @@ def test_a_compiled_run_is_opened_without_a_compiler(trained, tmp_path, monkeypa
     assert recipe.count("compile: auto") == 1
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert open_trained(copy).compiled == (False, "asked for")
+
+
+def test_who_opens_a_run_keeps_the_state_of_pytorchs_generator(trained):
+    before = torch.get_rng_state()
+    open_trained(trained)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from torch import device, tensor
@@ -37,3 +38,17 @@ def test_a_signal_that_is_ignored_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    found = []
+
+    def ask():
+        with StopRequest() as stop:
+            found.append((signal.getsignal(signal.SIGTERM), stop.signal_number))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert found == [(before, None)]

@@ -109,3 +109,7 @@ def test_a_small_recipe_can_be_planned_and_is_told_as_it_is_written(name, small_
     assert {f"init {recipe.network.init}", f"width {recipe.network.width}"} < set(options)
     assert not [word for word in ("None", "True", "False", "'") if word in told["network"]]
     assert told["text"].startswith(f"{recipe.corpus.texts[0]}: ")
+
+
+def test_one_override_needs_no_list():
+    assert load("decoder/tiny", "network.depth=2").network.depth == 2

@@ -29,7 +29,7 @@ BUGS = {
          "        return self.norm(x)\n\n\nclass GenerationBlock",
          "        return x if isinstance(reader, ContextReader) else self.norm(x)\n\n\nclass GenerationBlock"),
         ("latents with a norm more", PARITY,
-         "kv = F.linear(latents, self.qkv", "kv = F.linear(self.attention_norm(latents), self.qkv"),
+         "kv = F.linear(latents, qkv", "kv = F.linear(self.attention_norm(latents), qkv"),
         ("keys of latents are not turned", PARITY,
          "heads_of(k, G, latents, self.k_norm, rotation)", "heads_of(k, G, latents, self.k_norm, None)"),
         ("pairs of the other kind by default", PARITY,

@@ -62,7 +62,7 @@ BUGS = {
     ],
     "nn/block.py": [
         ("queries of rows that only are read", SPS,
-         "parts = ((self.qkv.weight[:rows], asking),", "parts = ((self.qkv.weight[:rows], everything[: len(asking)]),"),
+         "parts = ((qkv.weight[:rows], asking),", "parts = ((qkv.weight[:rows], everything[: len(asking)]),"),
     ],
     "corpus/views.py": [
         ("the document end opens the next document", VIEWS,
