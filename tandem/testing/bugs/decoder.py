@@ -6,6 +6,8 @@ DROPOUT = "tests/networks/test_dropout.py"
 # fmt: off
 BUGS = {
     "networks/decoder.py": [
+        ("experts of an interrupted pass count in the next", "tests/nn/test_moe.py",
+         "        self.routings = []  # those of a pass that was interrupted\n", ""),
         ("learned positions stay on the host", "device",
          "index.to(x.device)", "index"),
         ("pads are read in decoding", "unequal_prompts",

@@ -27,6 +27,8 @@ BUGS = {
          "torch.autocast(device.type, dtype=dtype)", "nullcontext()"),
     ],
     "training/health.py": [
+        ("signals are asked for where there are none", "tests/training/test_health.py",
+         "if is_main and signal", "if signal"),
         ("an infinite gradient is learned from", "tests/training/test_health.py",
          "if not math.isfinite(norm):", "if math.isnan(norm):"),
     ],
@@ -56,6 +58,8 @@ BUGS = {
          "for number in SIGNALS)])\n        dist.all_reduce(total)", "for number in SIGNALS)])"),
     ],
     "training/run.py": [
+        ("who opens a run begins PyTorch's generator again", "tests/training/test_device.py",
+         "with torch.random.fork_rng(devices=[]):", "if True:"),
         ("every process reads the same rows", PARALLEL,
          "self.ranks.rank * pieces", "0 * pieces"),
         ("processes of two recipes train as one", "tests/training/test_resume.py::" + ALIKE,
