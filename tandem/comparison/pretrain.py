@@ -148,7 +148,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     recipe, ranks, keep = run.recipe, run.ranks, run.recipe.checkpoint
     planned_seconds = _announced(run, folder)
     # Reads the source that will be exported: somebody may edit it while this run trains
-    can_export = not run.note and not refusal(type(run.network))
+    can_export = not refusal(type(run.network))
 
     def save() -> None:
         ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
@@ -162,7 +162,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
-    if can_export:
+    if can_export and not run.note:
         ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
     return {
         "step": run.steps,
