@@ -101,6 +101,11 @@ def first_tokens(network: Network, store: Store, documents: list[int], tokens: i
     return Batch(ids[:, :-1], ids[:, 1:].masked_fill(rest, IGNORE), starts)
 
 
+def jackknife(without: Sequence[float]) -> float:
+    """Standard error of an estimate, from the estimates without each group in turn (the jackknife)."""
+    return float(np.std(without) * (len(without) - 1) ** 0.5)
+
+
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
     """`values` smoothed by a parabola through `window` neighbours (Savitzky and Golay), as in the papers' figures."""
     window = min(window, len(values) - (len(values) + 1) % 2)  # odd, and no longer than there are values

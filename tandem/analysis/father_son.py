@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tandem.analysis.analysis import Analysis
+from tandem.analysis.analysis import Analysis, jackknife
 from tandem.corpus import ScoringBatch, Store, Tokenizer, shuffled
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.given import GivenTexts
@@ -189,7 +189,7 @@ def error_over_names(margins: np.ndarray, pairs: Sequence[tuple[str, str]]) -> f
     without = [margins[[name not in pair for pair in pairs]] for name in sorted({*chain(*pairs)})]
     if not all(map(len, without)):
         return math.nan
-    return float(np.std([left.mean() for left in without]) * math.sqrt(len(without) - 1))
+    return jackknife([left.mean() for left in without])
 
 
 def question(pair: tuple[str, str], query: str, between: int | None) -> Asked:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from tandem.analysis.analysis import Analysis, chosen_documents
+from tandem.analysis.analysis import Analysis, chosen_documents, jackknife
 from tandem.corpus import Order
 from tandem.objectives.superposition import EXPONENT
 from tandem.recipe import Settings, register, require
@@ -150,7 +150,7 @@ def fit(distances: list[int], found: list[float]) -> PowerLaw:
 def half_of_interval(estimates: list[float]) -> float:
     """Half the width of a 95 % interval, from the estimates without each group in turn."""
     n, t = len(estimates), require("scipy.stats", "statistics").t
-    return float(t.ppf(0.975, n - 1) * np.std(estimates) * (n - 1) ** 0.5)
+    return float(t.ppf(0.975, n - 1) * jackknife(estimates))
 
 
 def _text(order: Order, tokens: int) -> tuple[np.ndarray, np.ndarray]:

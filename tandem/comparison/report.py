@@ -92,7 +92,12 @@ def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
 
 def _notes(summary: Summary) -> str:
     missing = [f"Missing: {'; '.join(summary.missing)}."] if summary.missing else []
-    return "".join(f'<p class="warning">{escape(note)}</p>' for note in [*missing, *summary.warnings])
+    return warned([*missing, *summary.warnings])
+
+
+def warned(notes: Iterable[str]) -> str:
+    """What stands above the tables of a page in a colour of its own."""
+    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
 
 
 def _likelihood(summary: Summary) -> str:

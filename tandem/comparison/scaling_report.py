@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from tandem.comparison import charts
 from tandem.comparison.readings import Multiple, readings
-from tandem.comparison.report import html_table, rendered, side_by_side
+from tandem.comparison.report import html_table, rendered, side_by_side, warned
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study
@@ -345,10 +344,9 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
         "reason": f"{reason} {PAID}" if scaling.pays_for_ends else reason,
         "test": " ".join(_notes(scaling)),
     }
-    warnings = "".join(f'<p class="warning">{escape(note)}</p>' for note in scaling.warnings)
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     facts = [("arms", str(len(order))), ("seeds", seeds), ("runs", str(len(runs)))]
-    return rendered(study, told, facts, warnings, html)
+    return rendered(study, told, facts, warned(scaling.warnings), html)
 
 
 def _notes(scaling: Scaling) -> list[str]:

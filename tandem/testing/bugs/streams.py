@@ -127,7 +127,7 @@ BUGS = {
         ("margins of the distractor", FATHER_SON,
          "margin = nll[:, 1] - nll[:, 0]", "margin = nll[:, 0] - nll[:, 1]"),
         ("a deviation in place of an error", FATHER_SON,
-         " * math.sqrt(len(without) - 1)", ""),
+         "jackknife([left.mean() for left in without])", "float(np.std([left.mean() for left in without]))"),
         ("the first tokens of names are compared", FATHER_SON,
          "if len(ids) == 1}", "if len(ids)}"),
     ],

@@ -92,7 +92,7 @@ BUGS = {
         ("a mixture is measured by its documents, not by its shares", "tests/analysis/test_mutual_information.py",
          "order.documents(0, order.once)", "(np.arange(len(order.store)), 0)"),
         ("an interval as of independent estimates", "tests/analysis/test_mutual_information.py",
-         "* (n - 1) ** 0.5)", "/ (n - 1) ** 0.5)"),
+         "* jackknife(estimates)", "* jackknife(estimates) / (n - 1)"),
         ("weights of a bag rise", "tests/analysis/test_mutual_information.py",
          "slot**law.exponent", "slot**-law.exponent"),
         ("rare ids are the classes", "tests/analysis/test_mutual_information.py",
