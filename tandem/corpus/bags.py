@@ -27,7 +27,7 @@ from tandem.recipe import UserError
 
 
 class BagRows:
-    """The stream from token `begin` on, cut into rows of `context` positions, with or without document boundaries.
+    """The stream, cut into rows of `context` positions, with or without document boundaries.
 
     Args:
         bag: s, tokens per position: 1, or the size of a bag.
@@ -36,11 +36,9 @@ class BagRows:
         documents: whether spans and targets end with the document; for s = 1 only, otherwise see FoldedRows.
     """
 
-    def __init__(
-        self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int, tail: bool, documents: bool
-    ):
+    def __init__(self, order: Order, rows: int, context: int, *, bag: int, slots: int, tail: bool, documents: bool):
         assert not documents or bag == 1
-        self.order, self.rows, self.context, self.begin = order, rows, context, begin
+        self.order, self.rows, self.context = order, rows, context
         self.bag, self.slots, self.tail, self.documents = bag, slots, tail, documents
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
@@ -61,18 +59,18 @@ class BagRows:
         return _batch(tokens[..., 0] if s == 1 else tokens, np.where(is_asked, stream[asked], IGNORE), starts)
 
     def read(self, step: int) -> int:
-        return self.begin + step * self.rows * self.context * self.bag
+        return step * self.rows * self.context * self.bag
 
 
 class FoldedRows:
-    """Rows of `context` bags, each bag from one document, from the first that begins at token `begin` or later.
+    """Rows of `context` bags, each bag from one document.
 
     Raises: UserError if no document has a bag and a target, and for a mixture of sources, because a bag cannot be
         found by its number in their order.
     """
 
-    def __init__(self, order: Order, rows: int, context: int, begin: int, *, bag: int, slots: int):
-        self.order, self.rows, self.context, self.begin = order, rows, context, begin
+    def __init__(self, order: Order, rows: int, context: int, *, bag: int, slots: int):
+        self.order, self.rows, self.context = order, rows, context
         self.bag, self.slots = bag, slots
         self._cached: tuple[int, np.ndarray] | None = None
         if len(order.sources) > 1:
@@ -88,16 +86,11 @@ class FoldedRows:
                 f"objective.bag: no document has more than {bag} tokens, so none gives a bag and a target; "
                 "take a smaller bag, or boundary: ignore"
             )
-        number, within = divmod(begin, self.tokens)
-        epoch = order.epoch(number)
-        passed = np.searchsorted(epoch.ends - lengths[epoch.documents], within)
-        self.first = number * self.total + int(self.bags[epoch.documents[:passed]].sum())
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> Batch:
         """tokens (B, l, s), targets (B, l, S), starts (B, l)."""
         rows, l, s = equal_part(self.rows, parts), self.context, self.bag
-        begin = self.first + (step * self.rows + part * rows) * l
-        documents, index, _ = self._locate(begin, rows * l)
+        documents, index, _ = self._locate((step * self.rows + part * rows) * l, rows * l)
         store = self.order.store
         read = store.offsets[documents] + index * s
         asked = (read + s)[:, None] + np.arange(self.slots)
@@ -108,9 +101,9 @@ class FoldedRows:
         return _batch(tokens.reshape(rows, l, s), targets.reshape(rows, l, -1), starts)
 
     def read(self, step: int) -> int:
-        if not step:
-            return self.begin
-        _, index, begins = self._locate(self.first + step * self.rows * self.context, 1)
+        if not step:  # documents before the first that gives a bag are not read yet
+            return 0
+        _, index, begins = self._locate(step * self.rows * self.context, 1)
         return int(begins[0] + index[0] * self.bag)
 
     def _locate(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -151,11 +151,11 @@ class Superposition(NextToken):
         c = self.config
         slots, fold = c.bag if c.bag_out else 1, c.boundary == "fold"
         if not c.bag_in:
-            return BagRows(rows.order, rows.rows, rows.context, 0, bag=1, slots=slots, tail=True, documents=fold)
+            return BagRows(rows.order, rows.rows, rows.context, bag=1, slots=slots, tail=True, documents=fold)
         shape = self._shape(c, rows.rows, rows.context)
         if fold:
-            return FoldedRows(rows.order, *shape, 0, bag=c.bag, slots=slots)
-        return BagRows(rows.order, *shape, 0, bag=c.bag, slots=slots, tail=c.tail == "one", documents=False)
+            return FoldedRows(rows.order, *shape, bag=c.bag, slots=slots)
+        return BagRows(rows.order, *shape, bag=c.bag, slots=slots, tail=c.tail == "one", documents=False)
 
     @staticmethod
     def _shape(config: Config, rows: int, context: int) -> tuple[int, int]:

@@ -20,8 +20,8 @@ def counting(*lengths):
     return as_written([list(range(end - n, end)) for n, end in zip(lengths, ends, strict=True)])
 
 
-def cut(order, rows, context, begin=0, *, bag=4, slots=4, tail=True, documents=False):
-    return BagRows(order, rows, context, begin, bag=bag, slots=slots, tail=tail, documents=documents)
+def cut(order, rows, context, *, bag=4, slots=4, tail=True, documents=False):
+    return BagRows(order, rows, context, bag=bag, slots=slots, tail=tail, documents=documents)
 
 
 def test_a_bag_is_asked_for_the_bag_that_follows():
@@ -58,7 +58,7 @@ def test_at_the_end_of_a_bag_a_single_token_is_asked_what_the_bag_is():
 
 def test_documents_folded_each_by_itself():
     order = counting(11, 4, 5)
-    view = FoldedRows(order, rows=1, context=3, begin=0, bag=4, slots=4)
+    view = FoldedRows(order, rows=1, context=3, bag=4, slots=4)
     batch = view.batch(0)
     assert batch.tokens[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [15, 16, 17, 18]]
     assert batch.targets[0].tolist() == [[4, 5, 6, 7], [8, 9, 10, X], [19, X, X, X]]
@@ -85,7 +85,7 @@ def folded_by_hand(store, documents, s):
 def test_folded_rows_are_what_folding_by_hand_gives(store_of, s):
     store, rows, context = store_of(LENGTHS), 2, 5
     order = Order(store, seed=3)
-    view = FoldedRows(order, rows, context, 0, bag=s, slots=s)
+    view = FoldedRows(order, rows, context, bag=s, slots=s)
     documents = [d for epoch in range(4) for d in order.epoch(epoch).documents]
     expected = list(folded_by_hand(store, documents, s))
     for step in range(len(expected) // (rows * context)):
@@ -97,25 +97,13 @@ def test_folded_rows_are_what_folding_by_hand_gives(store_of, s):
                 assert batch.starts[r, column] == max(0, column - k)
 
 
-def test_from_a_token_on_folding_starts_with_the_next_document(store_of):
-    store = store_of(LENGTHS)
-    order = Order(store, seed=3)
-    documents = [d for epoch in range(4) for d in order.epoch(epoch).documents]
-    begins = np.cumsum([0, *store.lengths[documents]])
-    for begin in (1, 30, 86, 87, 200):
-        view = FoldedRows(order, 1, 1, begin, bag=3, slots=3)
-        first = next(d for d, at in zip(documents, begins, strict=False) if at >= begin and store.lengths[d] > 3)
-        assert view.batch(0).tokens[0, 0].tolist() == store.document(first)[:3].tolist()
-        assert view.read(0) == begin < view.read(1)
-
-
 @pytest.mark.parametrize("kind", ["cut", "folded", "tokens"])
 def test_the_parts_of_a_step_are_its_rows(store_of, kind):
     order = Order(store_of(LENGTHS), seed=1)
     view = {
-        "cut": lambda: cut(order, 6, 4, begin=7),
-        "tokens": lambda: cut(order, 6, 4, begin=7, bag=1, documents=True),
-        "folded": lambda: FoldedRows(order, 6, 4, 7, bag=2, slots=2),
+        "cut": lambda: cut(order, 6, 4),
+        "tokens": lambda: cut(order, 6, 4, bag=1, documents=True),
+        "folded": lambda: FoldedRows(order, 6, 4, bag=2, slots=2),
     }[kind]()
     whole = view.batch(9)
     for parts in (1, 2, 3, 6):
@@ -128,4 +116,4 @@ def test_the_parts_of_a_step_are_its_rows(store_of, kind):
 
 def test_documents_that_are_all_too_short_are_refused():
     with pytest.raises(UserError, match="no document has more than 5 tokens"):
-        FoldedRows(counting(5, 2), 1, 1, 0, bag=5, slots=5)
+        FoldedRows(counting(5, 2), 1, 1, bag=5, slots=5)

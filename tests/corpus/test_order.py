@@ -89,7 +89,7 @@ def test_of_fewer_tokens_some_of_the_same_documents_are_read_epoch_after_epoch(s
         epoch = [streams.batch(step) for step in range(streams.per_epoch)]
         assert sum(len(batch.tokens) for batch in epoch) == streams.tokens == tokens
         bags = sum(n // 2 for n in store.lengths[read] if n > 2)
-        folded = FoldedRows(order, 1, 1, 0, bag=2, slots=2)
+        folded = FoldedRows(order, 1, 1, bag=2, slots=2)
         assert folded.total == bags and folded.read(bags) >= tokens > folded.read(bags - 1)
         assert set(folded._locate(0, 2 * bags)[0]) <= more
     store.most = 2
