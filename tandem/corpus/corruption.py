@@ -16,16 +16,16 @@ for Block-Based Double Decoders.
 Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T tokens of a row.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from tandem.corpus.partition import drawing
 from tandem.corpus.views import IGNORE, Batch, PackedRows, equal_part
+from tandem.recipe import Settings
 
-Sampler = Literal["exact", "poisson"]
 CORRUPTED = 3
 """Random key of the pieces that are cut out; those of break points are in prefixes.py."""
 
@@ -40,26 +40,29 @@ def first_sentinel(vocabulary: int) -> int:
     return vocabulary + 2
 
 
-@dataclass(frozen=True)
-class Corruption:
-    """How much is cut out: `density` of the ordinary tokens, in pieces of `mean` tokens, at most one per sentinel."""
+class Corruption(Settings):
+    """What is cut out of a text."""
 
-    density: float = 0.15
-    mean: float = 4.0
-    sentinels: int = 100
-    sampler: Sampler = "exact"
+    density: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens that is cut out."""
+    span: Annotated[float, Field(ge=1)] = 4.0
+    """Mean tokens per piece."""
+    sentinels: Annotated[int, Field(ge=1)] = 100
+    """Most pieces per document."""
+    sampler: Literal["exact", "poisson"] = "exact"
+    """exact: that share, in separate pieces; poisson: less, in pieces that may touch, as in the authors' code."""
 
     def amounts(self, n: int) -> tuple[int, int]:
         """(m, k) for n ordinary tokens."""
         m = max(1, round(self.density * n))
-        return m, min(n, self.sentinels, max(1, round(m / self.mean)))
+        return m, min(n, self.sentinels, max(1, round(m / self.span)))
 
     def cut(self, ordinary: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Which of T tokens are cut out, (T,) bool: only `ordinary` ones (T,), of which there must be at least one."""
         m, k = self.amounts(int(ordinary.sum()))
         if self.sampler == "exact":
             return _exact(ordinary, m, k, generator)
-        return _poisson(ordinary, m, k, self.mean, generator)
+        return _poisson(ordinary, m, k, self.span, generator)
 
 
 def _exact(ordinary: np.ndarray, m: int, k: int, generator: np.random.Generator) -> np.ndarray:
@@ -83,11 +86,11 @@ def _parts(total: int, parts: int, generator: np.random.Generator) -> np.ndarray
     return np.diff(np.r_[0, ends, total]).astype(np.int64)
 
 
-def _poisson(ordinary: np.ndarray, m: int, k: int, mean: float, generator: np.random.Generator) -> np.ndarray:
+def _poisson(ordinary: np.ndarray, m: int, k: int, span: float, generator: np.random.Generator) -> np.ndarray:
     """Cuts pieces of Poisson lengths from k places, at most m tokens in all; tokens where two overlap count twice."""
     found, spent = np.zeros(len(ordinary), bool), 0
     for start in np.sort(generator.choice(np.flatnonzero(ordinary), size=k, replace=False)):
-        for place in range(start, start + max(1, generator.poisson(mean))):
+        for place in range(start, start + max(1, generator.poisson(span))):
             if place == len(ordinary) or not ordinary[place] or spent == m:
                 break
             found[place], spent = True, spent + 1

@@ -10,33 +10,24 @@ Source: T5 (Raffel et al. 2020); pieces and documents: corpus/corruption.py.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from torch import Tensor
 
 from tandem.corpus import Batch, CorruptedRows, Corruption, PackedRows
-from tandem.corpus.corruption import Sampler
 from tandem.networks.cost import Parts
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken, asked_loss
 from tandem.objectives.phases import Phase
-from tandem.recipe import Recipe, Settings, register
+from tandem.recipe import Recipe, register
 
 
 @register("objective", "span_corruption")
 class SpanCorruption(NextToken):
     """Restore the pieces that were cut out of a document, each after its sentinel."""
 
-    class Config(Settings):
-        density: Annotated[float, Field(gt=0, lt=1)] = 0.15
-        """Share of the tokens that is cut out."""
-        span: Annotated[float, Field(ge=1)] = 4.0
-        """Mean tokens per piece."""
-        sentinels: int = Field(100, ge=1)
-        """Most pieces per document."""
-        sampler: Sampler = "exact"
-        """exact: that share, in separate pieces; poisson: less, in pieces that may touch, as in the authors' code."""
+    class Config(Corruption):
+        pass
 
     @classmethod
     def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
@@ -55,8 +46,7 @@ class SpanCorruption(NextToken):
         return "" if has_encoder else "has no encoder that could read a text with gaps; encoder_decoder has"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
-        c = self.config
-        view = CorruptedRows(rows, Corruption(c.density, c.span, c.sentinels, c.sampler))
+        view = CorruptedRows(rows, self.config)
         return [Phase(0, view, note="texts with gaps alone", parts=Parts(*view.parts, continued=False))]
 
     def loss(self, network: Any, batch: Batch, counts: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
