@@ -185,9 +185,8 @@ def missing(what: str, field: str, found: Iterable[str]) -> str:
 def checked(value: Any, where: str) -> Text:
     """Returns the value if it is a document. Raises: UserError that begins with `where` if it is not."""
     if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
-        raise UserError(
-            f"{where} holds {str(json.dumps(value, default=str))[:40]}, not a text; leave it out, or name another field"
-        )
+        shown = json.dumps(value, default=str)[:40]
+        raise UserError(f"{where} holds {shown}, not a text; leave it out, or name another field")
     try:
         for part in parts_of(value):
             part.encode()

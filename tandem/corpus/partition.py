@@ -59,7 +59,7 @@ def drawing(*key: int) -> np.random.Generator:
 def draw_splits(generator: np.random.Generator, places: range, most: int) -> np.ndarray:
     """Where all blocks but the first begin, sorted: 2 to 7 of `places`, at most `most`, without repetition."""
     count = min(int(generator.integers(FEWEST, MOST + 1)), most, len(places))
-    return places.start + places.step * np.sort(generator.choice(len(places), size=max(0, count), replace=False))
+    return places.start + places.step * np.sort(generator.choice(len(places), size=count, replace=False))
 
 
 def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int = 0) -> Tensor:

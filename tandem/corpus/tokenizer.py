@@ -139,7 +139,7 @@ class Tokenizer:
     def altered(self) -> str:
         """Which of PROBED its normaliser changes or drops: what is then predicted is less than the text."""
         normaliser = self._inner.normalizer
-        if normaliser is None or self.is_lossless:
+        if normaliser is None:
             return ""
         read = {c: unicodedata.normalize("NFC", normaliser.normalize_str(c)).strip(MARKS) for c in PROBED}
         return "".join(c for c in PROBED if read[c] != c and read[c].isascii())  # what is not is one written in bytes
