@@ -133,7 +133,7 @@ def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, rank
     """
     with ranks.together():
         reader = dcp.FileSystemReader(path)
-        reader.fs = _CheckedFiles({})
+        reader.fs = _CheckedFiles()
         index = reader.read_metadata()
         progress = json.loads(_read(path, PROGRESS))
         wanted = _tensors(network, {})
@@ -179,7 +179,7 @@ def _tensors(network: nn.Module, optimiser_state: dict[str, Any]) -> dict[str, A
 
 def _prime(network: nn.Module, optimiser: AdamW) -> None:
     """Creates the state of an optimiser that has taken no step, by a step at rate 0 before weights are loaded."""
-    if not _tensors(nn.Module(), optimiser.state_dict()):
+    if not optimiser.state_dict()["state"]:
         for parameter in network.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimiser.step(0.0)
@@ -193,8 +193,8 @@ class _CheckedFiles(FileSystem):
     A file is written in one piece when it is closed, durably, and entered in `manifest`; it is checked when read.
     """
 
-    def __init__(self, manifest: dict[str, Any]):
-        self.manifest = manifest
+    def __init__(self) -> None:
+        self.manifest: dict[str, Any] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
@@ -223,7 +223,7 @@ class _Written(io.BytesIO):
 
 def _write_tensors(folder: Path, tensors: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Writes the tensors of all processes; returns the manifest's entries. Raises OSError in all if it fails in one."""
-    written = _CheckedFiles({})
+    written = _CheckedFiles()
     writer = dcp.FileSystemWriter(folder, sync_files=False)  # they are flushed as they are closed
     writer.fs = written
     try:
