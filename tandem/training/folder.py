@@ -94,8 +94,7 @@ class RunFolder:
         """
         folder = cls(path)
         if folder.result.exists() and folder.recipe.exists():  # nothing is written there any more
-            read_part(folder.recipe)
-            _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
+            _require_same_recipe(folder, recipe)
             return folder
         try:
             folder._lock = lock(made(path, "a run") / LOCK)
@@ -110,8 +109,7 @@ class RunFolder:
             if not folder.recipe.exists() and (there := folder.left):
                 raise UserError(f"{path}: {', '.join(there)} of a run stand here; {damaged(folder.recipe, 'missing')}")
             if folder.recipe.exists():
-                read_part(folder.recipe)
-                _require_same_recipe(path, folder.recipe.read_text("utf-8"), recipe)
+                _require_same_recipe(folder, recipe)
             replace_file(folder.recipe, recipe.encode())
             entries = read_part(folder.environment, list) if folder.environment.exists() else []
             replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
@@ -311,14 +309,16 @@ def replace_file(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def _require_same_recipe(path: Path, there: str, asked: str) -> None:
+def _require_same_recipe(folder: RunFolder, asked: str) -> None:
+    read_part(folder.recipe)
     # Every scalar is read as text: both texts come from one writer, so equal values look equal.
-    held, wanted = (dict(leaves(yaml.load(text, yaml.BaseLoader))) for text in (there, asked))
+    texts = folder.recipe.read_text("utf-8"), asked
+    held, wanted = (dict(leaves(yaml.load(text, yaml.BaseLoader))) for text in texts)
     different = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(MAY_DIFFER)]
     if different:
         lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
         may = ", ".join(key.removesuffix(".") for key in MAY_DIFFER)
-        told = f"{path}: holds the run of another recipe; give this run another name. It differs in"
+        told = f"{folder.path}: holds the run of another recipe; give this run another name. It differs in"
         raise UserError("\n".join([told, *lines, f"A run that goes on may change only {may}"]))
 
 
