@@ -163,7 +163,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
     if can_export and not run.note:
-        ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.path / "model"))
+        ranks.first(lambda: export(network, run.corpus.tokenizer, recipe.values, folder.model))
     return {
         "step": run.steps,
         "note": run.note,  # for `noted`; empty: this is a language model
@@ -351,7 +351,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
     }
     brings = "not there" if find_spec("matplotlib") else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib"
     missing = brings if losses else "not drawn; the record holds no step"
-    curve, model = folder.path / "loss.png", folder.path / "model"
+    curve, model = folder.path / "loss.png", folder.model
     last = checkpoint.latest(folder.checkpoints, result["step"])
     gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
     unwritten = "not written; the run ends in a phase that is no language model" if note else gone

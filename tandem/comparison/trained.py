@@ -51,9 +51,9 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
     path = Path(path)
     folder = RunFolder.open(path)
     last = checkpoint.latest(folder.checkpoints, step)
-    is_left = (path / "model" / CONFIG).is_file()
+    is_left = (folder.model / CONFIG).is_file()
     still = "can still generate text and be scored, and is an export"
-    model = f"{path / 'model'} {still}" if is_left else "its model is gone, too"
+    model = f"{folder.model} {still}" if is_left else "its model is gone, too"
     if last is None and (others := checkpoint.standing(folder.checkpoints)):
         there = ", ".join(str(checkpoint.step_of(other)) for other in others)
         raise UserError(f"{path}: no checkpoint of step {step}; there are those of {there}")

@@ -9,6 +9,7 @@
         tensorboard/         the same record once more, where log.tensorboard asks for it
         wandb/ wandb.json    what log.wandb leaves here, and how far it has come
         result.json, ...     what it reached (comparison/pretrain.py)
+        model/               the network at its end, exported (export/weights.py)
         .lock                held by the process that trains here; the system lets go of it when that process dies
 
 An interrupted run leaves a record that may be ahead of its last checkpoint, and a last line that may be cut short.
@@ -66,6 +67,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.result = path / "result.json"
+        self.model = path / "model"
         self._lock: TextIO | None = None
 
     @classmethod

@@ -41,7 +41,7 @@ def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:
         folder = RunFolder.open(path)
     except UserError as error:
         raise UserError(f"start.run = {error}") from error
-    theirs, own = load(str(folder.recipe)), folder.path / "model" / "tokenizer.json"
+    theirs, own = load(str(folder.recipe)), folder.model / "tokenizer.json"
     if not is_same_text(folder, recipe, corpus) and not (
         own.is_file() and Tokenizer.from_file(own).hash == corpus.tokenizer.hash
     ):
