@@ -30,7 +30,7 @@ from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe, UserError, counted
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
-from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words
+from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words, titled
 from tandem.training.folder import RunFolder, read_part, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
@@ -79,7 +79,7 @@ def plan(recipe: Recipe) -> str:
     Raises: UserError wherever training would refuse the recipe.
     """
     run = require_samples(built(recipe, None, ALONE, fresh=True))
-    lines = [f"{title:<11} {text}" for title, text in page(run, run.speed or run.measure()).items()]
+    lines = [titled(title, text) for title, text in page(run, run.speed or run.measure()).items()]
     values = columns((key, f"{value}  ({origin})") for key, value, origin in recipe.table())
     return "\n".join([*lines, "", values])
 
@@ -226,7 +226,7 @@ def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
             _, found[name] = recorded(run, store, None, "all", progress)
     texts = {"kind": "texts", "step": run.steps, "texts": found, "seconds": time.perf_counter() - began}
-    words = f"\n{'':<12}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
+    words = f"\n{titled('', '')}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
     run.ranks.first(lambda: log.write(texts, words))
     return texts
 
@@ -362,13 +362,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "checkpoint": last or "gone",
         "model": model if model.exists() else unwritten if note or last else "gone",
     }
-    said = [f"{title:<11} {text}" for title, text in lines.items()]
-    said += [f"{'text':<11} {noted(note, in_words(text, name))}" for name, text in result["texts"].items()]
-    said += [f"{'sample':<11} {noted(note, (prompt + text).strip())}" for prompt, text in result["samples"]]
-    said += [f"{title:<11} {path}" for title, path in paths.items()]
+    said = [titled(title, text) for title, text in lines.items()]
+    said += [titled("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()]
+    said += [titled("sample", noted(note, (prompt + text).strip())) for prompt, text in result["samples"]]
+    said += [titled(title, path) for title, path in paths.items()]
     if note or not (last or model.exists()):
         return said
     recipe, asked = read_part(folder.recipe), "'Once upon a time'"
     if result["samples"] and recipe["network"].get("positions") == "learned":  # which may be too few for these
         asked = f"{quote(result['samples'][0][0])} --tokens {recipe['sampling']['tokens']}"
-    return [*said, f"{'go on':<11} tandem generate {quote(str(folder.path if last else model))} {asked}"]
+    return [*said, titled("go on", f"tandem generate {quote(str(folder.path if last else model))} {asked}")]

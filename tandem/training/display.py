@@ -46,7 +46,12 @@ TERMINAL = _Terminal(highlight=False, markup=False, emoji=False)
 
 def say(text: object, title: str = "") -> None:
     """Prints one or more lines; without `soft_wrap`, rich would wrap at 80 columns where there is no terminal."""
-    TERMINAL.print(f"{title:<11} {text}" if title else text, soft_wrap=True)
+    TERMINAL.print(titled(title, text) if title else text, soft_wrap=True)
+
+
+def titled(title: str, text: object) -> str:
+    """A line of a page of titles and texts, in two columns."""
+    return f"{title:<11} {text}"
 
 
 class Display:
@@ -67,7 +72,7 @@ class Display:
     def write(self, record: dict[str, Any], text: str = "") -> None:
         if record["kind"] != "step":
             if text:
-                self._print(f"{record['kind']:<11} {text}")
+                self._print(titled(record["kind"], text))
             return
         loss = next(iter(record["terms"].values()))
         if record["phase"] != self.phase:  # a loss over bags says nothing about one over tokens
