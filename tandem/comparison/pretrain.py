@@ -98,11 +98,12 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
 def require_splitter(recipe: Recipe) -> None:
     """Raises: UserError where the network reads sentences and their splitter, needed for prompts too, is missing."""
     if recipe.choice("network").reads_sentences:
-        name, splitter = recipe.value("network.name"), (recipe.corpus.sentences or Segmentation()).splitter
+        name, sentences = recipe.value("network.name"), recipe.corpus.sentences or Segmentation()
         try:
-            version_of("rules" if splitter == "given" else splitter)  # prompts come without sentence boundaries
+            version_of(sentences.of_plain_text.splitter)  # prompts come without sentence boundaries
         except UserError as error:
-            raise UserError(f"network {name} reads sentences, corpus.sentences.splitter {splitter}: {error}") from error
+            where = f"network {name} reads sentences, corpus.sentences.splitter {sentences.splitter}"
+            raise UserError(f"{where}: {error}") from error
 
 
 def prepared(recipe: Recipe) -> Corpus:
