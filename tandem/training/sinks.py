@@ -98,12 +98,13 @@ class WandB:
         self.run.define_metric("*", step_metric="step")  # W&B's own counter would refuse two records of one step
 
     def write(self, record: Record, text: str = "") -> None:
-        kind, step = record["kind"], record["step"]
-        if self.run is None or step <= self.before.get(kind, -1):
-            return
-        self.sent[kind] = step
-        self._try(lambda: self.run.log({"step": step, **_numbers(record)}))
-        self._try(lambda: replace_file(self.sent_file, json.dumps(self.sent).encode()))
+        if self.run is not None and record["step"] > self.before.get(record["kind"], -1):
+            self._try(lambda: self._send(record))
+
+    def _send(self, record: Record) -> None:
+        self.run.log({"step": record["step"], **_numbers(record)})
+        self.sent[record["kind"]] = record["step"]
+        replace_file(self.sent_file, json.dumps(self.sent).encode())
 
     def close(self) -> None:
         if self.run is not None:

@@ -76,6 +76,14 @@ def test_a_failing_network_is_told_once_and_ends_nothing(tmp_path, stand_in, cap
     assert [r["step"] for r in RunFolder.open(tmp_path / "mine").records("step")] == [1, 2, 3, 4]
 
 
+def test_a_record_that_did_not_go_out_goes_out_when_the_run_goes_on(tmp_path, stand_in):
+    stand_in(fails_at=[2])
+    log_steps(tmp_path / "mine", [1, 2])
+    module = stand_in()
+    log_steps(tmp_path / "mine", [2, 3])  # its checkpoint stood at 1
+    assert [row["step"] for row in module.rows if "step/norm" in row] == [2, 3]
+
+
 def test_a_bug_is_not_taken_for_a_network(tmp_path, stand_in, monkeypatch):
     module = stand_in()
     monkeypatch.setattr(module, "log", lambda row: 1 / 0)
