@@ -16,7 +16,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,10 +64,10 @@ class Scaling:
     """By arm, over all cells; those of a cell only if all are finite."""
     pays_for_ends: bool
     """Whether an arm is told where sentences end; losses include the nats of these ends."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
     """Runs that are missing or not finite."""
-    laws: dict[str, Fitted] = field(default_factory=dict)
-    lines: dict[tuple[str, str], dict[str, Fitted]] = field(default_factory=dict)
+    laws: dict[str, Fitted]
+    lines: dict[tuple[str, str], dict[str, Fitted]]
     """By axis and the value of what stays fixed, then by arm."""
 
     @classmethod
@@ -89,14 +89,14 @@ class Scaling:
         warnings = [f"Missing: {'; '.join(missing)}."] if missing else []
         if broken:
             warnings.append(f"Not finite: the likelihood of {'; '.join(broken)}. The arm is left out there.")
-        scaling = cls(cells[0].study, runs, any(result.end_nats.any() for result in results), warnings)
-        scaling.laws.update(_fits(runs, Law.to, _tells_law, level))
+        laws, lines = _fits(runs, Law.to, _tells_law, level), {}
         for axis, same in AXES.items():
             for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):
                 of = {arm: [run for run in own if getattr(run, same) == value] for arm, own in runs.items()}
-                if lines := _fits(of, Line.along(axis), functools.partial(_tells_line, axis), level):
-                    scaling.lines[axis, value] = lines
-        return scaling
+                if found := _fits(of, Line.along(axis), functools.partial(_tells_line, axis), level):
+                    lines[axis, value] = found
+        pays_for_ends = any(result.end_nats.any() for result in results)
+        return cls(cells[0].study, runs, pays_for_ends, warnings, laws, lines)
 
     def cells(self, arm: str) -> dict[tuple[str, str], dict[int, Measured]]:
         """By size and budget, an arm's runs by seed."""
