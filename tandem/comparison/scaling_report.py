@@ -137,11 +137,11 @@ class Scaling:
         found, level, baseline = [], self.study.level, self.study.baseline
         for arm in (arm for arm in self.runs if arm != baseline and self._has_seeds_of(arm, baseline)):
             for (size, budget), cell in self.means(arm).items():
-                x = getattr(cell, axis)
-                lines = self.lines.get((axis, size if AXES[axis] == "size" else budget), {})
+                x, same = getattr(cell, axis), size if AXES[axis] == "size" else budget
+                lines = self.lines.get((axis, same), {})
                 record: dict[str, Any] = {"arm": arm, "size": size, "budget": budget}
                 record["lines"] = _ratio(lines, baseline, arm, lambda b, a, x=x: b.multiplier(a.at(x), x), level)
-                if record["lines"] and not self._has(baseline, axis, size, budget, record["lines"].value * x):
+                if record["lines"] and not self._has(baseline, axis, same, record["lines"].value * x):
                     record["lines"] = record["lines"].value
                 record["measured"] = lines[baseline].fit.multiplier(cell.nats, x) if baseline in lines else None
                 more = functools.partial(_more_by_law, cell, axis)
@@ -154,10 +154,9 @@ class Scaling:
         own, others = self.cells(arm), self.cells(other)
         return all(own[cell].keys() == others[cell].keys() for cell in own.keys() & others.keys())
 
-    def _has(self, arm: str, axis: str, size: str, budget: str, x: float) -> bool:
-        """Whether an arm's runs along `axis`, at this size or budget, reach from below x to above it."""
-        fixed_value = {"size": size, "budget": budget}[AXES[axis]]
-        xs = [getattr(run.measured, axis) for run in self.runs[arm] if getattr(run, AXES[axis]) == fixed_value]
+    def _has(self, arm: str, axis: str, same: str, x: float) -> bool:
+        """Whether an arm's runs along `axis`, at the size or budget `same`, reach from below x to above it."""
+        xs = [getattr(run.measured, axis) for run in self.runs[arm] if getattr(run, AXES[axis]) == same]
         return min(xs) <= x <= max(xs)
 
 
