@@ -32,10 +32,10 @@ def _mean(of: Callable[[Result], float], show: Callable[[float], str]) -> Callab
     return lambda summary, arm: show(summary.sample(arm, of).mean)
 
 
-def _spread(of: Callable[[Result], float], show: Callable[[float], str]) -> Callable[[Summary, str], str]:
+def _spread(of: Callable[[Result], float]) -> Callable[[Summary, str], str]:
     def cell(summary: Summary, arm: str) -> str:
         sample = summary.sample(arm, of)
-        return show(sample.mean) + ("" if math.isnan(sample.deviation) else f" ± {show(sample.deviation)}")
+        return fixed(sample.mean) + ("" if math.isnan(sample.deviation) else f" ± {fixed(sample.deviation)}")
 
     return cell
 
@@ -86,7 +86,7 @@ def _in_windows(summary: Summary, arm: str) -> str:
 
 
 LIKELIHOOD = [
-    Column("nats/token ± sd", _spread(lambda r: r.paid_per_token, fixed)),
+    Column("nats/token ± sd", _spread(lambda r: r.paid_per_token)),
     Column("interval of the mean", _interval),
     Column("n", lambda s, arm: str(len(s.runs[arm]))),
     Column("bits/byte", _mean(lambda r: float(r.paid_nats.sum() / np.log(2) / r.document_bytes.sum()), fixed)),
@@ -97,7 +97,7 @@ LIKELIHOOD = [
 IN_WINDOWS = Column("in windows of the context", _in_windows)
 """Added where an arm reads documents whole."""
 FREE_ENDS = [  # where an arm is told where sentences end
-    Column("nats/token, ends for free", _spread(lambda r: r.nats_per_token, fixed)),
+    Column("nats/token, ends for free", _spread(lambda r: r.nats_per_token)),
     Column("difference", lambda s, arm: _difference(s, arm, free_ends=True)),
     Column("interval", lambda s, arm: _difference_interval(s, arm, free_ends=True)),
     Column("nats of the ends per token", _mean(lambda r: r.paid_per_token - r.nats_per_token, fixed)),
