@@ -17,7 +17,7 @@ import numpy as np
 from tandem.comparison import charts
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
-from tandem.comparison.statistics import Sample, welch_lower
+from tandem.comparison.statistics import welch_lower
 from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
@@ -120,10 +120,10 @@ def _likelihood(summary: Summary) -> str:
 
 def _unpaired(summary: Summary) -> str:
     """Welch's test, as papers report it."""
-    samples = {arm: Sample.of([r.paid_per_token for r in found]) for arm, found in summary.runs.items() if found}
-    base = samples.pop(summary.study.baseline, None)
-    if base is None or summary.judgement.missing:
+    if summary.judgement.missing:
         return ""
+    samples = {arm: summary.sample(arm, lambda r: r.paid_per_token) for arm in summary.runs}
+    base = samples.pop(summary.study.baseline)
     rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
     for arm, sample in samples.items():
         if found := welch_lower(sample, base):
