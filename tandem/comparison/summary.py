@@ -145,8 +145,7 @@ class Summary:
     def trial_losses(self, arm: str) -> dict[float, float]:
         """Learning rate -> nats per token of the trials so far, sentence ends included where the arm is given them;
         nan where the loss was not finite."""
-        by_rate = {rate: [r.paid_per_token for r in self.trials[arm] if r.lr == rate] for rate in self.study.rates}
-        made = {rate: float(np.mean(losses)) for rate, losses in by_rate.items() if losses}
+        made = {trial.lr: trial.paid_per_token for trial in self.trials[arm] if trial.lr in self.study.rates}
         return made | {rate: math.nan for rate in self.study.rates if (arm, rate) in self.diverged}
 
     # What a reader must know --------------------------------------------------------------------------------------
