@@ -235,18 +235,15 @@ def test_a_recipe_has_no_trained_weights_to_analyse():
 
 def test_printed_commands_can_be_typed(run):
     moved = RunFolder(Path(shutil.move(run, run.parent / "two words" / "mine")))
-    assert (
-        f"tandem generate '{moved.path}' 'Once"
-        in result_page(moved, json.loads((moved.path / "result.json").read_text()))[-1]
-    )
+    result = json.loads((moved.path / "result.json").read_text())
+    assert f"tandem generate '{moved.path}' 'Once" in result_page(moved, result)[-1][1]
     recipe = moved.recipe.read_text()
     moved.recipe.write_text(recipe.replace("positions: adjacent", "positions: learned"))
-    result = json.loads((moved.path / "result.json").read_text())
     prompt, tokens = result["samples"][0][0], load(str(moved.recipe)).sampling.tokens
-    assert result_page(moved, result)[-1].endswith(f"{shlex.quote(prompt)} --tokens {tokens}")
+    assert result_page(moved, result)[-1][1].endswith(f"{shlex.quote(prompt)} --tokens {tokens}")
     moved.recipe.write_text(recipe)
     shutil.rmtree(moved.checkpoints)
-    assert f"tandem generate '{moved.path / 'model'}' 'Once" in result_page(moved, result)[-1]
+    assert f"tandem generate '{moved.path / 'model'}' 'Once" in result_page(moved, result)[-1][1]
     cure = f"tandem train '{moved.recipe}' --run mine --runs '{moved.path.parent}'"
     refused(tandem("evaluate", moved.path), "finished, but its checkpoints are gone", cure, "can still generate text")
     (moved.path / "result.json").unlink()
@@ -254,8 +251,8 @@ def test_printed_commands_can_be_typed(run):
 
 
 def test_what_was_deleted_of_a_run_is_said_to_be_gone(run):
-    def told() -> dict[str, str]:
-        return {line[:11].strip(): line[12:] for line in result_page(RunFolder(run), result)}
+    def told() -> dict[str, object]:
+        return dict(result_page(RunFolder(run), result))
 
     result = json.loads((run / "result.json").read_text())
     shutil.rmtree(run / "model")

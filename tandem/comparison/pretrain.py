@@ -66,8 +66,8 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
         if not ranks.is_first:
             return None
         result = read_part(folder.result, likelihood=dict, samples=list)
-        for line in result_page(folder, result):
-            say(line)
+        for title, text in result_page(folder, result):
+            say(text, title)
         if read_part(folder.recipe).get("sampling") != recipe.values["sampling"]:
             say("`tandem generate` continues other prompts; those of this finished run stay as they are", "sampling")
     return result
@@ -337,8 +337,8 @@ def samples(run: Run) -> list[tuple[str, str]]:
     return list(zip(prompts, texts, strict=True))
 
 
-def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
-    """What the run did, and where its files are."""
+def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, object]]:
+    """(title, text) of lines: what the run did, and where its files are."""
     losses = [next(iter(record["terms"].values())) for record in folder.records("step")]
     spent, planned, note = result["training_seconds"], result["planned_seconds"], result.get("note", "")
     lines = {
@@ -363,13 +363,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[str]:
         "checkpoint": last or "gone",
         "model": model if model.exists() else unwritten if note or last else "gone",
     }
-    said = [titled(title, text) for title, text in lines.items()]
-    said += [titled("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()]
-    said += [titled("sample", noted(note, (prompt + text).strip())) for prompt, text in result["samples"]]
-    said += [titled(title, path) for title, path in paths.items()]
+    said: list[tuple[str, object]] = [*lines.items()]
+    said += [("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()]
+    said += [("sample", noted(note, (prompt + text).strip())) for prompt, text in result["samples"]]
+    said += paths.items()
     if note or not (last or model.exists()):
         return said
     recipe, asked = read_part(folder.recipe), "'Once upon a time'"
     if result["samples"] and recipe["network"].get("positions") == "learned":  # which may be too few for these
         asked = f"{quote(result['samples'][0][0])} --tokens {recipe['sampling']['tokens']}"
-    return [*said, titled("go on", f"tandem generate {quote(str(folder.path if last else model))} {asked}")]
+    return [*said, ("go on", f"tandem generate {quote(str(folder.path if last else model))} {asked}")]
