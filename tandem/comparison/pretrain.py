@@ -65,7 +65,7 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
                     plot_losses(path.name, folder.records(), path / "loss.png")
         if not ranks.is_first:
             return None
-        result = read_part(folder.result, likelihood=dict, samples=list)
+        result = read_part(folder.result, note=str, spikes=int, likelihood=dict, samples=list)
         for title, text in result_page(folder, result):
             say(text, title)
         if read_part(folder.recipe).get("sampling") != recipe.values["sampling"]:
@@ -340,14 +340,14 @@ def samples(run: Run) -> list[tuple[str, str]]:
 def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, object]]:
     """(title, text) of lines: what the run did, and where its files are."""
     losses = [next(iter(record["terms"].values())) for record in folder.records("step")]
-    spent, planned, note = result["training_seconds"], result["planned_seconds"], result.get("note", "")
+    spent, planned, note = result["training_seconds"], result["planned_seconds"], result["note"]
     lines = {
         "done": f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}, "
         f"evaluation {clock(result['evaluation_seconds'])}",
         "vs plan": f"{clock(spent)} of {clock(planned)}, "
         f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
         "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}" if losses else "the record holds no step",
-        **({"spikes": spikes_in_words(result)} if result.get("spikes") else {}),
+        **({"spikes": spikes_in_words(result)} if result["spikes"] else {}),
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
     brings = "not there" if find_spec("matplotlib") else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib"

@@ -153,7 +153,7 @@ def require_same_text(results: Iterable[Result]) -> None:
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
     folder = RunFolder.open(path)
-    told = read_part(folder.result, step=int, decoding=object)
+    told = read_part(folder.result, step=int, note=str, likelihood=dict, decoding=object)
     curve = [
         Point(
             step=judged["step"],
@@ -186,10 +186,10 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         curve=[point for point in curve if math.isfinite(point.nats_per_token)],
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
-        note=told.get("note", ""),
+        note=told["note"],
         environment=[{**entry, **_planned(folder)} for entry in read_part(folder.environment, list)],
         text=tuple(folder.text[:2]) if folder.text else None,
-        in_windows=tuple(told.get("likelihood", {}).get("in_windows", {}).values()) or None,
+        in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
     )
 
 

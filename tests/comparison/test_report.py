@@ -138,6 +138,7 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
         lines.write({"kind": "likelihood", **judged, "training_seconds": point.seconds, **told})
     kept = ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds", "parameters", "samples")
     told = {"step": drawn.steps, "decoding": dataclasses.asdict(drawn.decoding), **{k: getattr(drawn, k) for k in kept}}
+    told |= {"note": "", "likelihood": {}}
     (tmp_path / "result.json").write_text(json.dumps(told))
     (tmp_path / "environment.json").write_text(json.dumps(drawn.environment))
     names = ("documents", "document_tokens", "document_bytes", "end_nats")
