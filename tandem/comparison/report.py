@@ -33,7 +33,6 @@ def write_report(summary: Summary, folder: Path) -> Path:
 
     Raises: UserError where scipy is missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "table.txt", plain(summary).encode())
     page = folder / "report.html"
     replace_file(page, _page(summary).encode())

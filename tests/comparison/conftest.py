@@ -1,6 +1,5 @@
 """Studies whose results are drawn, not trained."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,7 +90,6 @@ def page(tmp_path):
     from tandem.comparison.summary import Summary
 
     def write(study, results, diverged=frozenset()) -> str:
-        path: Path = write_report(Summary.of(study, results, diverged), tmp_path / "study")
-        return path.read_text("utf-8")
+        return write_report(Summary.of(study, results, diverged), tmp_path).read_text("utf-8")
 
     return write
