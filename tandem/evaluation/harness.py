@@ -74,10 +74,6 @@ class Harness(TemplateLM):
     def eot_token_id(self) -> int:
         return self.tandem_tokenizer.eos
 
-    @property
-    def max_length(self) -> int:
-        return self.network.context
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return self.tandem_tokenizer.encode(string).tolist()
 
