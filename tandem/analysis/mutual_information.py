@@ -149,8 +149,8 @@ def fit(distances: list[int], found: list[float]) -> PowerLaw:
 
 def half_of_interval(estimates: list[float]) -> float:
     """Half the width of a 95 % interval, from the estimates without each group in turn."""
-    n, t = len(estimates), require("scipy.stats", "statistics").t
-    return float(t.ppf(0.975, n - 1) * jackknife(estimates))
+    t = require("scipy.special", "statistics").stdtrit(len(estimates) - 1, 0.975)
+    return float(t * jackknife(estimates))
 
 
 def _text(order: Order, tokens: int) -> tuple[np.ndarray, np.ndarray]:
