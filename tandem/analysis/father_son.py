@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -85,17 +85,12 @@ class FatherSon(Analysis):
         """Text file with a name on each line; null: 97 common ones."""
         pairs: int = Field(1000, ge=4)
         """Ordered pairs of names, each pair in both orders; fewer where the names are few."""
-        between: list[int] = [0, 1, 4]
+        between: list[Annotated[int, Field(ge=0, le=len(FILLERS))]] = [0, 1, 4]
         """Numbers of sentences to put between context and query."""
         seed: int = Field(0, ge=0)
         """Determines which pairs are drawn."""
         rows: int = Field(64, ge=1)
         """Texts read at a time."""
-
-        def derive(self) -> dict[str, Any]:
-            if not all(0 <= n <= len(FILLERS) for n in self.between):
-                raise ValueError(f"between = {self.between}: from 0 to {len(FILLERS)} sentences")
-            return {}
 
     def measure(self, run: Run) -> dict[str, Any]:
         """How many names are kept; means over pairs by condition, nats; margins of pairs, both orders averaged.
