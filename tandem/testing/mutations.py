@@ -2,7 +2,6 @@
 
     python -m tandem.testing.mutations                   all of them, in some seconds each
     python -m tandem.testing.mutations --only pads       those whose name contains a word
-    python -m tandem.testing.mutations --one-per-network
 
 Run it in a checkout. It copies package and tests to a temporary folder and there, one mutation at a time, applies the
 mutation, runs its test, which passes without it, and reverts it. Tests run in forks of this process, which imports the
@@ -124,16 +123,14 @@ def _functions(names: dict, module: str) -> Iterator[FunctionType]:
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tandem.testing.mutations", description="Bugs that tests must notice.")
     parser.add_argument("--only", default="", metavar="WORD", help="those whose name or file contains it")
-    parser.add_argument("--one-per-network", action="store_true", help="one bug in the file of each network")
     options = parser.parse_args()
     root = PACKAGE.parent
     if not (root / "tests").is_dir():
         parser.error(f"{root} has no tests: run this in a checkout")
     runpy.run_path(str(root / "conftest.py"))  # before register_all imports all else
     torch.set_num_threads(1)
-    register_all()  # also for the forks, which then need not load the libraries that this imports
-    chosen = [*map(of_network, registered("network"))] if options.one_per_network else MUTATIONS
-    chosen = [m for m in chosen if options.only in m.name + m.file]
+    register_all()  # for the forks, which then need not load the libraries that this imports
+    chosen = [m for m in MUTATIONS if options.only in m.name + m.file]
     survived = []
     with tempfile.TemporaryDirectory() as folder:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")
