@@ -8,6 +8,7 @@ first step, one process per arm, not compiled.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def main():
     print(header())
     one = network()  # the arms differ only in what a step reads and predicts
     bags, tokens = (in_bags(one, bag, dtype, given.rows, not given.eager) for bag in (given.bag, 1))
-    counts = iter(range(10**9))
+    counts = itertools.count()
 
     what = f"bags of {given.bag} / next token, V {VOCABULARY:,}, {given.rows * CONTEXT:,} positions"
     timed = compare(what, lambda: bags(next(counts)), lambda: tokens(next(counts)), pairs=given.pairs, warmup=2)

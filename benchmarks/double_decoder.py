@@ -18,6 +18,7 @@ prefix  Time to the first logits of a second request with the same first 1,024 t
 Times are CPU time of one process on one thread, in interleaved pairs: wall-clock time depends on other processes.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def work(options) -> list[dict]:
 
 
 def step(options) -> list[dict]:
-    context, records, count = 1024, [], iter(range(10**9))
+    context, records, count = 1024, [], itertools.count()
     batch = lambda step: replace(one_document(VOCABULARY, 4096 // context, context, step), key=step)
     compiled = not options.eager
     plain = Steps(decoder(context), batch, compiled=compiled)

@@ -7,6 +7,7 @@ document, bfloat16 where the device has it, compiled per block; the needed ratio
 float32: a prompt of 512 tokens, then eight steps from there. Interleaved pairs in one process.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def training(name, settings, context, pairs, is_compiled):
     batch = lambda step: one_document(VOCABULARY, 4096 // context, context, step)
     arms = [Steps(network, batch, dtype=dtype, compiled=is_compiled) for network in networks]
     needed = [sum(arm.network.cost().training(context).values()) for arm in arms]
-    count = iter(range(10**9))
+    count = itertools.count()
     steps = [lambda arm=arm: arm(next(count)) for arm in arms]
     record = compare(f"{name}: training step, T {context}", *steps, pairs=pairs, warmup=3)
     print(f"    needed FLOPs {needed[0] / needed[1]:.2f} x")

@@ -19,6 +19,7 @@ On a GPU, use benchmarks/gpu.py.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -68,7 +69,7 @@ def flops(steps: Steps) -> int:
 def step(options) -> list[dict]:
     records = []
     for shape in SHAPES:
-        one, count = arm_steps(shape, "K 1", options), iter(range(10**9))
+        one, count = arm_steps(shape, "K 1", options), itertools.count()
         for arm in ("K 5", "K 5 recomputed"):
             more = arm_steps(shape, arm, options)
             pair = [lambda steps=steps: steps(next(count)) for steps in (more, one)]  # noqa: B023 - used at once

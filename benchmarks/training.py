@@ -8,6 +8,7 @@ process per arm, not compiled. Losses: 200 steps in float32 on the same batches 
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -44,7 +45,7 @@ class Hand:
 def times(pairs):
     ours = trainer(4096, torch.bfloat16, compiled=True)
     hand = Hand(ours, 4096, torch.bfloat16, compiled=True)
-    count = iter(range(10**9))
+    count = itertools.count()
     return compare("trainer / by hand", lambda: ours(next(count)), lambda: hand(next(count)), pairs=pairs, warmup=3)
 
 
