@@ -139,7 +139,7 @@ def append(path: Path, record: dict) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def write(path: str | None, records: list[dict]) -> None:
+def write(path: str | Path | None, records: list[dict]) -> None:
     """JSON lines: the machine, then one record a line; without a path, nothing."""
     if path:
         Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))

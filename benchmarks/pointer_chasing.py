@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import append, header, machine, options_of
+from machine import append, header, options_of, write
 
 from tandem.analysis.pointer_chasing import PUBLISHED, SOLVED, accuracies, learn, settings, solved
 from tandem.networks.context_ready import ContextReady
@@ -137,7 +137,7 @@ def main() -> int:
         path = options.out / "record.jsonl"
         records = [json.loads(line) for line in path.read_text().splitlines()[1:]] if path.exists() else []
         if not records:
-            path.write_text(json.dumps(machine()) + "\n")
+            write(path, records)
         for kept in records:  # one that has solved all stops before its last step
             steps = options.steps if kept["solved"] < len(kept["accuracies"]) else kept["steps"]
             if (kept["size"], kept["seed"], kept["steps"]) != (options.size, options.seed, steps):

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import header, machine, options_of, quartiles
+from machine import append, header, machine, options_of, quartiles
 
 from tandem.corpus.prepare import BATCH, Corpus, prepare
 from tandem.corpus.sources import find_sources
@@ -120,8 +120,7 @@ def compare(corpus: Path, tokenizer: str, pairs: int, scratch: str, out: Path | 
         f"memory + {record['memory_growth'] / 1e6:.0f} MB"
     )
     if out:
-        with out.open("a") as file:
-            file.write(json.dumps(record | {"machine": machine()}) + "\n")
+        append(out, record | {"machine": machine()})
 
 
 if __name__ == "__main__":
