@@ -194,7 +194,6 @@ def sdpa_arms(B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tu
 
 def measure(out: Path, T: int, masks: tuple[str, ...], kinds: tuple[str, ...], D: int, options: Any) -> None:
     tokens, channels, dtype = (64, 32, torch.float32) if options.tiny else (16_384, 768, torch.bfloat16)
-    T, D = (32, 16) if options.tiny else (T, D)
     B, H, warmup = max(1, tokens // T), channels // D, 1 if options.tiny else 3
     shape = {"part": "attention", "B": B, "T": T, "H": H, "D": D, "dtype": str(dtype)[6:]}
     if not set(masks) & set(options.masks) or T not in (options.lengths or [T]):
@@ -230,7 +229,7 @@ def main() -> None:
     compile_each_shape()
     print(header())
     append(options.out, machine())
-    for T, masks, kinds, D in [(32, ("causal", "sps", "double decoder"), ("none",), 16)] if options.tiny else GRID:
+    for T, masks, kinds, D in [(32, MOST, ("none",), 16)] if options.tiny else GRID:
         measure(options.out, T, masks, kinds, D, options)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_attention import DEVICE, MASKS, documents, in_two_walks
+from gpu_attention import DEVICE, MASKS, MOST, documents, in_two_walks
 from machine import append, header, machine, options_of, time_arms
 from torch import Tensor
 
@@ -40,7 +40,6 @@ CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, sta
         ((64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (32, 64, 4, 2)),
     ),
 }
-TIMED = ("causal", "sps", "double decoder")
 
 
 def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -105,7 +104,7 @@ def measure(out: Path, mask: str, D: int, options: Any) -> None:
 def main() -> None:
     arguments = options_of(__doc__)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--masks", nargs="+", choices=TIMED, default=list(TIMED))
+    arguments.add_argument("--masks", nargs="+", choices=MOST, default=list(MOST))
     arguments.add_argument("--widths", nargs="+", type=int, choices=list(CANDIDATES), default=list(CANDIDATES))
     arguments.add_argument("--rounds", type=int, default=20, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
