@@ -39,11 +39,11 @@ def built(**settings) -> Gestalt:
     return Gestalt(config, VOCABULARY, 256, torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def lengths_of(step: int, sentences: int = 30) -> list[list[int]]:
-    """Streams of `sentences` / 2 to `sentences` sentences, TOKENS tokens or just over; mean 25 and a long tail."""
+def lengths_of(step: int) -> list[list[int]]:
+    """Streams of 15 to 30 sentences, TOKENS tokens or just over; mean 25 and a long tail."""
     generator, lengths = torch.Generator().manual_seed(step), []
     while sum(map(sum, lengths)) < TOKENS:
-        count = int(torch.randint(sentences // 2, sentences + 1, (), generator=generator))
+        count = int(torch.randint(15, 31, (), generator=generator))
         drawn = (torch.randn(count, generator=generator) * 0.55 + 3.07).exp().round().clamp(3, 64)
         lengths.append(drawn.long().tolist())
     return sorted(lengths, key=len, reverse=True)

@@ -22,6 +22,7 @@ from tandem.training.parallel import ALONE, StepLoss
 from tandem.training.progress import Progress
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LR = 1e-3
 
 
 class Steps:
@@ -37,14 +38,13 @@ class Steps:
         *,
         dtype=torch.bfloat16,
         compiled=True,
-        lr=1e-3,
     ):
         self.network, self.batch, self.dtype = network.to(DEVICE), batch, dtype
         if compiled:
             network.compile()
         self.objective = objective or NextToken(NextToken.Config())
         self.model = StepLoss(network, self.objective)
-        self.optimiser, self.progress = AdamW(AdamW.Config(lr=lr), network), Progress()
+        self.optimiser, self.progress = AdamW(AdamW.Config(lr=LR), network), Progress()
         self.device = Choice(DEVICE, "")
 
     def batches(self, step: int) -> list[Batch]:

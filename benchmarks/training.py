@@ -17,11 +17,11 @@ import time
 import torch
 from machine import compare, header, options_of, write
 from minimal import Minimal, Stepper, copy_weights
-from steps import DEVICE, Steps, growth, one_document
+from steps import DEVICE, LR, Steps, growth, one_document
 
 from tandem.networks.decoder import Decoder
 
-ROWS, CONTEXT, LR = 16, 256, 1e-3
+ROWS, CONTEXT = 16, 256
 
 
 def trainer(vocabulary, dtype, compiled):
