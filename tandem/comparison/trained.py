@@ -187,7 +187,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     else:
         recipe = load(str(path), [*overrides, "budget=1 steps"])
         run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
-    network = run.recipe.values["network"]["name"]
+    network = run.recipe.value("network.name")
     if not hasattr(run.recipe.choice("network"), cls.asks):
         able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
         raise UserError(
@@ -254,7 +254,7 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
     plain = recipe.choice("network")
     wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]
     if not wrapping:
-        raise UserError(f"{path}: no network wraps {recipe.values['network']['name']}, so it cannot be converted")
+        raise UserError(f"{path}: no network wraps {recipe.value('network.name')}, so it cannot be converted")
     options = recipe.values["network"] | {"name": wrapping[0]}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
     return load(own, [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides])

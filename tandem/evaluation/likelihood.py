@@ -70,7 +70,7 @@ class Evaluation:
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        network, name = recipe.choice("network"), recipe.values["network"]["name"]
+        network, name = recipe.choice("network"), recipe.value("network.name")
         if (reason := network.suffixes_only) and not recipe.evaluation.prefix:
             yield "evaluation.prefix", f"network {name} {reason}"
         if recipe.evaluation.prefix and network.reads_sentences:

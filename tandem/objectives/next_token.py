@@ -41,7 +41,7 @@ class NextToken:
     def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
         """`config`: its options where the recipe's objective is another one, which runs this one as its first phase."""
         if reason := cls.refusal(recipe.choice("network")):
-            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
+            yield "objective.name", f"network {recipe.value('network.name')} {reason}"
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """The phases of a run of `steps` steps: one."""

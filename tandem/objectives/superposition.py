@@ -103,7 +103,7 @@ class Superposition(NextToken):
         config, batch, network = config or recipe.objective, recipe.batch, recipe.choice("network")
         bag = config.bag
         if reason := network.suffixes_only or (bag > 1 and network.tokens_only):
-            yield "objective.name", f"network {recipe.values['network']['name']} {reason}"
+            yield "objective.name", f"network {recipe.value('network.name')} {reason}"
         if bag == 1:
             return
         rows, positions = cls._shape(config, batch.rows, batch.context)

@@ -31,7 +31,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
     return {
         "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
-        "optimiser": f"{recipe.values['optimiser']['name']}: {' + '.join(_groups(run))}{_peak(run)}",
+        "optimiser": f"{recipe.value('optimiser.name')}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}",
         **_start(run),
         "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
