@@ -119,12 +119,14 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
 def packed(rows: list[list[list[int]]]) -> PackedRows:
     """Rows of equal length, given as documents, repeated forever."""
     view = PackedRows.__new__(PackedRows)
-    view.order, view.begin = as_written([text for row in rows for text in row]), 0
+    view.order, view.begin = AsWritten([text for row in rows for text in row]), 0
     view.rows, view.context, view.seed = len(rows), sum(map(len, rows[0])), 0
     return view
 
 
-class _AsWritten(Order):
+class AsWritten(Order):
+    """These documents, repeated forever in the given order."""
+
     sources = ()  # type: ignore[assignment]
 
     def __init__(self, documents: list[list[int]]):
@@ -142,11 +144,6 @@ class _AsWritten(Order):
         within = positions % self.store.offsets[-1]
         place = np.searchsorted(self.store.offsets, within, side="right") - 1
         return self.store.tokens[within], positions - within + self.store.offsets[place]
-
-
-def as_written(documents: list[list[int]]) -> Order:
-    """These documents, repeated forever in the given order."""
-    return _AsWritten(documents)
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------

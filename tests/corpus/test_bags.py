@@ -8,7 +8,7 @@ from tandem.corpus.bags import BagRows, FoldedRows
 from tandem.corpus.order import Order
 from tandem.corpus.views import IGNORE
 from tandem.recipe import UserError
-from tandem.testing.cases import as_written
+from tandem.testing.cases import AsWritten
 
 X = IGNORE
 LENGTHS = [3, 1, 5, 2, 9, 4, 2, 6, 14, 40]
@@ -17,7 +17,7 @@ LENGTHS = [3, 1, 5, 2, 9, 4, 2, 6, 14, 40]
 def counting(*lengths):
     """Documents of these lengths in the order given; token i of the stream is i."""
     ends = np.cumsum(lengths)
-    return as_written([list(range(end - n, end)) for n, end in zip(lengths, ends, strict=True)])
+    return AsWritten([list(range(end - n, end)) for n, end in zip(lengths, ends, strict=True)])
 
 
 def cut(order, rows, context, *, bag=4, slots=4, tail=True, documents=False):

@@ -9,12 +9,12 @@ from tandem.corpus import IGNORE, PackedRows
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phases, whole_steps
 from tandem.objectives.superposition import Superposition
-from tandem.testing.cases import as_written, document
+from tandem.testing.cases import AsWritten, document
 
 
 def phases(rows, context, steps, **settings):
     packed = PackedRows.__new__(PackedRows)
-    packed.order, packed.begin, packed.rows, packed.context = as_written([document(50, 1)]), 0, rows, context
+    packed.order, packed.begin, packed.rows, packed.context = AsWritten([document(50, 1)]), 0, rows, context
     return Phases(Superposition(Superposition.Config(**settings)).phases(packed, steps))
 
 
@@ -74,7 +74,7 @@ TEXTS = [list(range(11)), list(range(20, 23)), list(range(30, 41))]
 def first_batch(**settings):
     """Tokens, targets and starts of the first row, of 6 positions, in bags of 2 unless told otherwise."""
     packed = PackedRows.__new__(PackedRows)
-    packed.order, packed.begin, packed.rows, packed.context = as_written(TEXTS), 0, 2, 6
+    packed.order, packed.begin, packed.rows, packed.context = AsWritten(TEXTS), 0, 2, 6
     view = Phases(Superposition(Superposition.Config(**{"bag": 2, "until": 5} | settings)).phases(packed, 9))
     batch = view.batch(0)
     return batch.tokens[0].tolist(), batch.targets[0].tolist(), batch.starts[0].tolist()
@@ -115,7 +115,7 @@ def test_single_tokens_keep_to_their_documents_only_where_bags_would():
     found = {}
     for boundary in ("ignore", "fold"):
         packed = PackedRows.__new__(PackedRows)
-        packed.order, packed.begin, packed.rows, packed.context = as_written(TEXTS), 0, 1, 16
+        packed.order, packed.begin, packed.rows, packed.context = AsWritten(TEXTS), 0, 1, 16
         config = Superposition.Config(bag=3, until=5, bag_in=False, boundary=boundary)
         found[boundary] = Phases(Superposition(config).phases(packed, 9)).batch(0)
     assert found["ignore"].starts[0].tolist() == [0] * 16
@@ -139,7 +139,7 @@ def test_the_stream_goes_on_after_folding():
     that is passed over."""
     packed = PackedRows.__new__(PackedRows)
     texts = [document(11, 1), document(4, 2), document(5, 3)]
-    packed.order, packed.begin, packed.rows, packed.context = as_written(texts), 0, 1, 5
+    packed.order, packed.begin, packed.rows, packed.context = AsWritten(texts), 0, 1, 5
     config = Superposition.Config(bag=4, until=1, boundary="fold")
     view = Phases(Superposition(config).phases(packed, 3))
     stream = [token for text in texts for token in text] * 3
