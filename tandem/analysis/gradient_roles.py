@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.corpus import Batch
 from tandem.nn.init import roles
-from tandem.recipe import Settings, UserError, register
+from tandem.recipe import Settings, UserError, register, require
 from tandem.training.run import Run
 
 KINDS = {"attention": "attention", "attention_out": "attention", "mlp": "mlp", "mlp_out": "mlp", "norm": "norm"}
@@ -60,6 +60,7 @@ class GradientRoles(Analysis):
         """Resamples of the documents for the intervals."""
 
     def measure(self, run: Run) -> dict[str, Any]:
+        require("scipy.signal", "statistics")  # `draw` needs it, after the work
         c, store = self.config, run.corpus.validation
         network: Any = run.network  # has the attribute that `asks` names
         if getattr(network.config, "moe", None):
