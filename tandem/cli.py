@@ -158,8 +158,8 @@ ModelPath = Annotated[Path, typer.Argument(help="Folder of a run or of an export
 RunsPath = Annotated[Path, typer.Option(help="Folder of the runs.")]
 
 
-@main.command("prepare")
-def prepare_text(
+@main.command()
+def prepare(
     recipe: str,
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte against what was written.")] = False,
