@@ -49,7 +49,7 @@ Settings = dict[str, Any]
 S: Settings = {"depth": 12, "width": 768, "heads": 12, "mlp_width": 2304}
 M: Settings = {"depth": 24, "width": 1024, "heads": 16, "mlp_width": 3072}
 TINY: Settings = {"depth": 2, "width": 32, "heads": 2, "mlp_width": 64, "thought_from": 2}
-SPLIT = {S["depth"]: (8, 4), M["depth"]: (16, 8), TINY["depth"]: (1, 1)}  # the stacks of a double decoder
+SPLIT = {S["depth"]: (8, 4), M["depth"]: (16, 8)}  # the stacks of a double decoder; of other depths one block each
 
 
 def build(name: str, shape: Settings, vocabulary: int, context: int, **settings: Any) -> Any:
