@@ -56,8 +56,6 @@ class GradientRoles(Analysis):
         """Loss positions drawn in each document, one backward pass each."""
         rows: int = Field(4, ge=1)
         """Documents at a time; changes nothing but speed and memory."""
-        resamples: int = Field(1000, ge=100)
-        """Resamples of the documents for the intervals."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         require("scipy.signal", "statistics")  # `draw` needs it, after the work
@@ -94,7 +92,7 @@ class GradientRoles(Analysis):
             "horizon": horizon,
             "pairs": len(ratios),
             "streams": {
-                name: _by_offset(ratios[ratios["stream"] == s], horizon, len(documents), c.resamples)
+                name: _by_offset(ratios[ratios["stream"] == s], horizon, len(documents))
                 for s, name in enumerate(network.streams)
             },
         }
@@ -197,6 +195,8 @@ def slots(losses: int, tokens: int) -> range:
 
 # ---- ratios ---------------------------------------------------------------------------------------------------------
 
+RESAMPLES = 1000
+"""Of the documents, for the intervals."""
 RATIO = np.dtype([("document", int), ("stream", int), ("offset", int), ("ratio", float)])
 
 
@@ -222,7 +222,7 @@ def _ratios(
     return np.concatenate(found)
 
 
-def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int) -> dict[str, list]:
+def _by_offset(ratios: np.ndarray, horizon: int, documents: int) -> dict[str, list]:
     """Pairs, median, and arithmetic and geometric mean with 95 % intervals over documents, by offset 1 .. horizon.
 
     An offset that only one document has gets no intervals.
@@ -234,7 +234,7 @@ def _by_offset(ratios: np.ndarray, horizon: int, documents: int, resamples: int)
         np.add.at(cell, place, value)
     having = (cells[0] > 0).sum(0)  # documents, by offset
     seen = having > 0
-    weights = np.random.default_rng(0).multinomial(documents, [1 / documents] * documents, resamples)
+    weights = np.random.default_rng(0).multinomial(documents, [1 / documents] * documents, RESAMPLES)
     n, total, logs = cells[:, :, seen].sum(1)
     drawn_n, drawn_total, drawn_logs = (weights @ cell for cell in cells[:, :, seen])
     with np.errstate(invalid="ignore"):  # a resample may miss every document that has some offset

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from tandem.analysis.gradient_roles import RATIO, GradientRoles, _by_offset, _ratios, slots, squared_norms
+from tandem.analysis.gradient_roles import RATIO, RESAMPLES, GradientRoles, _by_offset, _ratios, slots, squared_norms
 from tandem.networks.decoder import Decoder
 from tandem.networks.sps import SPS
 from tandem.recipe import UserError
@@ -101,20 +101,20 @@ def test_offsets_are_summed_up_with_intervals_over_documents():
     ratios = np.zeros(60, RATIO)
     ratios["document"], ratios["offset"] = np.arange(60) % 30, np.where(np.arange(60) < 30, 1, 3)
     ratios["ratio"] = np.where(np.arange(60) < 30, np.linspace(1, 3, 60), 0.0)
-    found = _by_offset(ratios, horizon=3, documents=30, resamples=400)
+    found = _by_offset(ratios, horizon=3, documents=30)
     values = ratios["ratio"][:30]
     assert found["pairs"] == [30, 0, 30]
     assert found["mean"][0] == pytest.approx(values.mean()) and found["median"][0] == pytest.approx(np.median(values))
     assert found["geometric_mean"][0] == pytest.approx(np.exp(np.log(values).mean()))
     low, high = found["mean_interval"][0]
     assert high - low == pytest.approx(2 * 1.96 * values.std() / 30**0.5, rel=0.2) and low < values.mean() < high
-    weights = np.random.default_rng(0).multinomial(30, [1 / 30] * 30, 400)  # how often each document is drawn again
+    weights = np.random.default_rng(0).multinomial(30, [1 / 30] * 30, RESAMPLES)  # how often each is drawn again
     for name, drawn in (("mean", weights @ values / 30), ("geometric", np.exp(weights @ np.log(values) / 30))):
         assert found[f"{name}_interval"][0] == pytest.approx(np.quantile(drawn, (0.025, 0.975)).tolist())
     assert all(found[name][1] is None for name in ("mean", "median", "geometric_mean", "mean_interval"))
     assert found["mean"][2] == 0.0 and found["geometric_mean"][2] < 1e-300
     ratios["document"][-30:] = 0  # of the second offset only one document is left
-    found = _by_offset(ratios, horizon=3, documents=30, resamples=400)
+    found = _by_offset(ratios, horizon=3, documents=30)
     assert found["mean"][2] == 0.0 and found["mean_interval"][2] is found["geometric_interval"][2] is None
     assert None not in (found["mean_interval"][0], found["geometric_interval"][0])
 
