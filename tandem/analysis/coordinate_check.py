@@ -15,7 +15,7 @@ parametrisation. docs/width_transfer.md.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class CoordinateCheck(Analysis):
     trained = False
 
     class Config(Settings):
-        widths: list[int] = Field([64, 128, 256, 512], min_length=2)
+        widths: list[Annotated[int, Field(ge=1)]] = Field([64, 128, 256, 512], min_length=2)
         """Widths at which the network is built; heads stay as wide as they are in the recipe."""
         base_width: int | None = Field(None, ge=1)
         """Base width of the transfer; null: that of the recipe, or else the first of `widths`."""
@@ -121,9 +121,13 @@ class CoordinateCheck(Analysis):
         rate = c.lr or recipe.optimiser.lr
         plain = ["training.compile=false", "budget=1 steps", f"optimiser.lr={rate!r}"]
         recipe = changed(recipe, plain)
-        scales = {
-            how: {width: self.scales(at_width(recipe, width, of), run) for width in c.widths}
+        recipes = {  # all of them before one is trained: each may be refused
+            how: {width: at_width(recipe, width, of) for width in c.widths}
             for how, of in (("transferred", base), ("untransferred", None))
+        }
+        scales = {
+            how: {width: self.scales(asked, run) for width, asked in by_width.items()}
+            for how, by_width in recipes.items()
         }
         record: dict[str, Any] = {"base_width": base, "lr": rate}
         for how, by_width in scales.items():

@@ -172,7 +172,8 @@ class PointerChasing(Analysis):
         """Steps of training, at most; it ends once all columns are solved."""
         lr: float = Field(1e-3, gt=0)
         """Learning rate."""
-        seed: int = 0
+        seed: int = Field(0, ge=0)
+        """Determines the weights and the rows."""
 
     def measure(self, run: Run) -> dict[str, Any]:
         """Steps taken, columns solved and the accuracy by column."""

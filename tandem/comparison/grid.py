@@ -89,6 +89,8 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
             problems.add(on_top.origin, f"grid.sizes.{size}: must be a name of letters, digits, _, + and -")
         if "baseline" in on_top.value:
             problems.add(on_top.value["baseline"].origin, "baseline: the same at every size; write it beside grid")
+    if len(set(keys.budgets)) < len(keys.budgets):
+        problems.add(grid.origin, f"grid.budgets = [{', '.join(keys.budgets)}]: one is written twice")
     if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
         problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
     problems.raise_any()

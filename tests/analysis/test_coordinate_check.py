@@ -94,3 +94,10 @@ def test_a_width_named_twice_is_refused():
     register_all()
     with pytest.raises(UserError, match=r"analysis.widths = \[64, 64, 128\]: .*each width once"):
         configure("analysis", "coordinate_check", ["analysis.widths=[64, 64, 128]"])
+
+
+def test_a_width_that_cannot_be_built_is_refused_before_another_is_trained(tmp_path, small_corpus, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CoordinateCheck, "scales", lambda *_: pytest.fail("a network was trained"))
+    done = tandem("analyse", "coordinate_check", "decoder/tiny", "widths=[64, 40]", *SMALL, *small_corpus)
+    assert done.exit_code == 2 and "analysis.widths: 40: no whole number of heads" in done.output

@@ -69,6 +69,7 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
         (GRID.partition("grid:")[0] + "grid: 5\n", "grid: must be a mapping of sizes, budgets, rows"),
         (STUDY.replace("arms:\n", "arms:\n  none: 5\n"), "arms.none = 5: must be a mapping"),
         (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
+        (GRID.replace("192 tokens", "96 tokens, 9.6e1 tokens"), "96 tokens]: one is written twice"),
         (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
         (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
         (GRID.replace("{seeds: [1, 2],", "{baseline: wide,"), "baseline: the same at every size; write it beside grid"),
