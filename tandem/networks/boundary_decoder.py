@@ -30,7 +30,7 @@ from tandem.corpus import (
     open_sentences,
     scoring_boundary_rows,
 )
-from tandem.networks.decoder import Decoder, DecoderSession, SpanReader
+from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.networks.network import columns_of
 from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
@@ -149,7 +149,7 @@ def read_gist(q: Tensor, k: Tensor, v: Tensor, index: Tensor, plan: Plan, dropou
     return attend(q, sources, plan=plan, dropout=dropout)
 
 
-class GistReader(SpanReader):
+class GistReader:
     """Reads the query's own sentence and the ends of earlier ones in its document."""
 
     def __init__(self, network: BoundaryDecoder, starts: Tensor, sentences: Tensor, x: Tensor):
