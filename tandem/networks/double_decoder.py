@@ -44,7 +44,7 @@ from tandem.nn.head import token_nll
 from tandem.nn.init import Embedding, Linear, initialise, itself
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
-from tandem.nn.rope import Rotation
+from tandem.nn.rope import Pairing, Rotation
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
@@ -88,7 +88,7 @@ class DoubleDecoder(Network):
         """Where blocks begin."""
         score_partitions: int = Field(4, ge=1)
         """P: a text's score is the mean of its nats under this many partitions, fixed in advance."""
-        positions: Literal["adjacent", "halves"] = "adjacent"
+        positions: Pairing = "adjacent"
         """How rotary positions pair the channels."""
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):

@@ -39,7 +39,7 @@ from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.cross import CrossBlock, cross_work
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.norm import NormKind, final_norm
-from tandem.nn.rope import Rotation
+from tandem.nn.rope import Pairing, Rotation
 from tandem.nn.spans import Span, causal
 from tandem.recipe import UserError, register
 
@@ -70,7 +70,7 @@ class EncoderDecoder(Network):
         table (bos); or the id given."""
         decoder_positions: Literal["own", "offset"] = "own"
         """After a prompt, positions of generated tokens count from 0 (own) or continue the context's (offset)."""
-        positions: Literal["adjacent", "halves"] = "adjacent"
+        positions: Pairing = "adjacent"
         """How rotary positions pair the channels."""
         moe: None = None
         """Mixtures of experts are not supported."""

@@ -44,6 +44,7 @@ from tandem.nn.cache import Cache, GraphCache
 from tandem.nn.dropout import Masks
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.moe import MixtureConfig
+from tandem.nn.rope import Pairing
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
@@ -64,7 +65,7 @@ class SPS(Decoder):
         predict_in_vocabulary: bool = False
         """The vector that predictions start from is a row of the token table, and the softmax runs over all rows of the
         table, as in the authors' code; otherwise it is a parameter of its own."""
-        positions: Literal["adjacent", "halves"] = "adjacent"
+        positions: Pairing = "adjacent"
         """How rotary positions pair the channels."""
         dropout: None = None
         """Two streams are trained without dropout."""

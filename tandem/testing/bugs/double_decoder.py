@@ -33,7 +33,7 @@ BUGS = {
         ("keys of latents are not turned", PARITY,
          "heads_of(k, G, latents, self.k_norm, rotation)", "heads_of(k, G, latents, self.k_norm, None)"),
         ("pairs of the other kind by default", PARITY,
-         'Literal["adjacent", "halves"] = "adjacent"', 'Literal["adjacent", "halves"] = "halves"'),
+         'Pairing = "adjacent"', 'Pairing = "halves"'),
         ("queries and keys of a generation block are drawn as one matrix", PARITY,
          "self.qkv.fused = (self.qkv.out_features - keys, keys)", "self.qkv.fused = (self.qkv.out_features,)"),
         ("the document mask stands in training alone", OWN,

@@ -16,7 +16,7 @@ BUGS = {
         ("a window that crosses documents", "documents",
          "else torch.maximum(starts, i - reach)", "else (i - reach).clamp_min(0) + 0 * starts"),
         ("pairs of the other kind by default", PARITY,
-         'Literal["adjacent", "halves"] = "adjacent"', 'Literal["adjacent", "halves"] = "halves"'),
+         'Pairing = "adjacent"', 'Pairing = "halves"'),
         ("an input reads its own prediction", PARITY,
          "(Span(p_lo, i), Span(p_lo, i + 1))", "(Span(p_lo, i + 1), Span(p_lo, i + 1))"),
         ("streams change places", PARITY,
