@@ -274,7 +274,7 @@ def plan(lo: np.ndarray, hi: np.ndarray, keys: Sequence[int], device: torch.devi
     R, T = lo.shape[0], lo.shape[-1]
     differs = ((lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1])).any((1, 2, 3))
     edges = [0, *(np.flatnonzero(differs) + 1).tolist(), R]
-    strips = [_Cutter(lo[a : a + 1], hi[a : a + 1], rows=b - a, most=most or R * T) for a, b in pairwise(edges)]
+    strips = [_Cutter(lo[a : a + 1], hi[a : a + 1], rows=b - a, most=most or T) for a, b in pairwise(edges)]
     if len(strips) > 1 and T <= STEP:  # more queries in rows that differ never pay for a shared mask
         together = _Cutter(lo, hi, rows=R, most=T)
         if together.cost <= sum(strip.cost for strip in strips):
