@@ -68,11 +68,13 @@ class ContextReady(Network):
 
     @classmethod
     def check(cls, recipe: Any) -> Iterator[tuple[str, str]]:
-        if recipe.network.unroll == "bptt" and recipe.training.recompute:
+        if recipe.network.unroll != "bptt":
+            return
+        if recipe.training.recompute:
             yield "training.recompute", "position by position (network.unroll: bptt) there is no pass to recompute"
-        if recipe.network.unroll == "bptt" and recipe.network.dropout:
+        if recipe.network.dropout:
             yield "network.dropout", "position by position (network.unroll: bptt) nothing is dropped; take passes"
-        if recipe.network.unroll == "bptt" and recipe.network.moe:
+        if recipe.network.moe:
             yield (
                 "network.moe",
                 "experts share the load of a pass, and position by position (unroll: bptt) there is none",
