@@ -16,7 +16,7 @@ Shapes: P positions, packed, one row (1, P, C); H heads, D head width, C width, 
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -89,20 +89,23 @@ class MemoryRead(nn.Module):
 
 
 class MemoryBlock(nn.Module):
-    """C: cross-attention over thoughts, then the MLP; `kernels`, when set, are the compiled (ask, finish)."""
+    """C: cross-attention over thoughts, unless memory has no slots, then the MLP; `kernels`, when set, are the compiled
+    (ask, finish)."""
 
     kernels: tuple[Callable, ...] | None = None
 
-    def __init__(self, config: BlockConfig, layer: int):
+    def __init__(self, config: Any, layer: int):
         super().__init__()
         c = config
-        self.layer, self.drops_inner = layer, c.drops_inner
+        self.layer, self.drops_inner, self.slots = layer, c.drops_inner, c.memory
         self.memory = MemoryRead(c)
         self.mlp_norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias)
         self.mlp = MLP(c.mlp, c.width, c.derived[2], bias=c.bias)
 
     def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
         """x (1, P, C) to (1, P, C)."""
+        if not self.slots:
+            return self.think(x, drop)
         ask, finish = current_parts(self)
         y = reader.remember(self.layer, ask(self, x))
         return finish(self, x, y, reader.filled, drop)

@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from tandem.corpus import Batch, StreamBatch
-from tandem.networks.gestalt_blocks import MemoryBlock
 from tandem.networks.gestalt_layout import Layout, PackedReader, Rows, gathered
 from tandem.nn.dropout import drawn, dropped, tokens_dropped
 from tandem.nn.spans import sent
@@ -163,11 +162,7 @@ class Reading:
         P = len(x)
         x = F.pad(x, (0, 0, 0, len(reader.filled) - P))[None]
         for layer in layers:
-            block = self.network.stack[layer]
-            if isinstance(block, MemoryBlock) and not self.network.config.memory:
-                x = block.think(x, self.residual)
-            else:
-                x = block(x, reader, drop=self.residual)
+            x = self.network.stack[layer](x, reader, drop=self.residual)
         return x[0, :P]
 
     def _reader(self, rows: Rows) -> PackedReader:

@@ -177,8 +177,7 @@ class GestaltSession:
             x = x + network.places(reader.places)
         x = x[None]
         for layer in layers:
-            block = network.stack[layer]
-            x = block(x, reader) if network.config.memory or hasattr(block, "qkv") else block.think(x)  # type: ignore[operator]
+            x = network.stack[layer](x, reader)
         self.held[rows] += lengths
         return x[0], sent(np.cumsum(lengths) - 1, device)
 

@@ -112,7 +112,7 @@ BUGS = {
          "torch.cat((dropped(front, self.residual), rest))", "torch.cat((front, rest))"),
         ("blocks have no dropout",
          GESTALT + "::test_at_a_residual_rate_of_one_nothing_enters_and_nothing_is_added",
-         "block(x, reader, drop=self.residual)", "block(x, reader)"),
+         "(x, reader, drop=self.residual)", "(x, reader)"),
         ("all dropout is warmed in",
          GESTALT + "::test_rates_of_tokens_and_thoughts_alone_are_multiplied_on_the_way",
          "self.residual, self.attention = rates.residual, rates.attention",
