@@ -35,22 +35,12 @@ CHUNK = 4096
 
 
 @dataclass(eq=False)
-class Rows:
-    """Packed positions of some sentences, and the rectangle of their rows.
-
-    cell: (P,) where in the rectangle, R x L cells, each position goes.  places: (P,) its position in the sentence.
-    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether there are any.
-    windows: (R, F) which of all thoughts those are, oldest first; in a row with fewer, the last columns mean nothing.
-    """
+class Rectangle:
+    """Packed positions of some rows, and the rectangle of these: `cell` (P,) is where among R x L cells each goes."""
 
     rows: int
     columns: int
     cell: Tensor
-    places: Tensor
-    filled: np.ndarray
-    remembers: Tensor
-    windows: Tensor
-    ragged: tuple[Span, Plan] | None = None
 
     def lay(self, x: Tensor) -> Tensor:
         """(1, H, P, D), or more positions, to the rectangle (R, H, L, D), 0 where there is nothing."""
@@ -62,13 +52,29 @@ class Rows:
         picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell)  # type: ignore[assignment]
         return picked.transpose(0, 1)[None]
 
-    def own(self, device: torch.device) -> tuple[Span, Plan]:
-        """How the rows read their own positions."""
-        return _planned(None, self.columns, self.columns, device)
 
-    def thoughts(self, device: torch.device) -> tuple[Span, Plan]:
+@dataclass(eq=False)
+class Rows(Rectangle):
+    """The rectangle of some sentences, and what each position is and each row reads.
+
+    places: (P,) positions in the sentence.
+    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether there are any.
+    windows: (R, F) which of all thoughts those are, oldest first; in a row with fewer, the last columns mean nothing.
+    """
+
+    places: Tensor
+    filled: np.ndarray
+    remembers: Tensor
+    windows: Tensor
+    ragged: tuple[Span, Plan] | None = None
+
+    def own(self) -> tuple[Span, Plan]:
+        """How the rows read their own positions."""
+        return _planned(None, self.columns, self.columns, self.cell.device)
+
+    def thoughts(self) -> tuple[Span, Plan]:
         """How the rows read their thoughts."""
-        keys = self.windows.shape[1]
+        keys, device = self.windows.shape[1], self.cell.device
         if (self.filled == self.filled[0]).all():
             return _planned(int(self.filled[0]), self.columns, keys, device)
         if self.ragged is None:
@@ -274,14 +280,14 @@ class PackedReader:
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        span, plan = self.rows.own(q.device)
+        span, plan = self.rows.own()
         k, v = map(self.rows.lay, (k, v))
         return self._read(q, Source(k, v, span), plan)
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
             return torch.zeros_like(q) + q[:, :, :0].sum()  # an empty sum: q gets a gradient of zero
-        span, plan = self.rows.thoughts(q.device)
+        span, plan = self.rows.thoughts()
         k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
         return self._read(q, Source(k, v, span), plan)
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.networks.gestalt_layout import Rows, keys_and_values, ranges
+from tandem.networks.gestalt_layout import Rectangle, keys_and_values, ranges
 from tandem.networks.network import Ids, columns_of, opening
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
@@ -220,7 +220,7 @@ class SessionReader:
         known = np.zeros_like(rows) if c.in_context else session.known[rows]
         self.filled = sent(np.repeat(known > 0, lengths)[:, None], self.device)
         cell = np.repeat(np.arange(R), lengths) * L + ranges(np.zeros_like(lengths), lengths)
-        self.rect = Rows(R, L, sent(cell, self.device), self.places, known, self.filled, self.index)
+        self.rect = Rectangle(R, L, sent(cell, self.device))
         reads = before[:, None] + np.minimum(np.arange(L) + 1, lengths[:, None])
         self.most, self.memory = int(reads.max()), int(known.max(initial=0))
         self.own = Span(torch.zeros(R, L, dtype=torch.long), torch.from_numpy(reads))
