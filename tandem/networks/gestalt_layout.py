@@ -124,7 +124,7 @@ class Layout:
         lengths: tokens, by stream and by sentence.
         memory: M.
         in_context: thoughts are positions in front of the sentence, and are read like tokens.
-        recurrent: sentence after sentence; else all sentences at once, as nothing passes from one to another.
+        recurrent: sentence after sentence; else all sentences at once, as nothing passes from one to another: M is 0.
 
     steps, chunks: Rows of the earlier blocks, sentence step by sentence step, and of the later ones.
     sentences: the sentences of each step, numbered in batch order, (R,) int64 on the host.
@@ -152,7 +152,6 @@ class Layout:
         self.sentences = self._by_step() if recurrent else self._all_at_once()
         self._thoughts = np.cumsum([0, *(len(of) for of in self.sentences[1:])])
         """Thoughts made before each step, counting only those that a next sentence reads."""
-        self.reads_thoughts = recurrent and memory > 0
         self.steps = [self._rows([t], ends=True) for t in range(len(self.sentences))]
         self.widths = [len(of) for of in self.sentences]
         """R of each step: the first rows of one step are those of the next."""
@@ -189,7 +188,7 @@ class Layout:
 
     def filled(self, t: int) -> int:
         """How many thoughts each row of a step reads."""
-        return min(t, self.memory) if self.reads_thoughts else 0
+        return min(t, self.memory)
 
     # ---- where positions go -----------------------------------------------------------------------------------------
 
