@@ -24,17 +24,17 @@ from machine import compare, header, options_of, write
 from steps import DEVICE, growth
 
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
-from tandem.networks.gestalt import Gestalt, GestaltDropout
+from tandem.networks.gestalt import Gestalt
+from tandem.networks.gestalt_reading import NO_DROPOUT
 from tandem.objectives.next_token import NextToken
 from tandem.testing.gestalt_loop import literal_loss
 from tandem.training.device import autocast
 
 VOCABULARY, TOKENS, SENTENCES = 4096, 2560, (10, 40)
-NONE = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
 
 
 def built(**settings) -> Gestalt:
-    given: dict[str, Any] = {"depth": 8, "width": 176, "heads": 4, "thought_from": 5, "dropout": NONE}
+    given: dict[str, Any] = {"depth": 8, "width": 176, "heads": 4, "thought_from": 5, "dropout": NO_DROPOUT}
     config = Gestalt.Config(**given | settings)
     return Gestalt(config, VOCABULARY, 256, torch.Generator().manual_seed(0)).to(DEVICE)
 

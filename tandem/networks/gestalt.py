@@ -50,7 +50,7 @@ from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt_blocks import MemoryBlock, ParallelBlock, SerialBlock, ThoughtHead, hinge, rank_table
 from tandem.networks.gestalt_cost import GestaltCost
 from tandem.networks.gestalt_layout import Layout
-from tandem.networks.gestalt_reading import GestaltDropout, Reading
+from tandem.networks.gestalt_reading import NO_DROPOUT, GestaltDropout, Reading
 from tandem.networks.gestalt_session import GestaltSession
 from tandem.networks.network import Network, padded
 from tandem.nn.block import Block, BlockConfig
@@ -156,7 +156,6 @@ class Gestalt(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        none = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
         shared: dict[str, Any] = {"width": 32, "heads": 4, "depth": 3, "cap": 7, "memory": 2, "thought_from": 1}
         paper = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "xavier_qkv"}
         given: dict[str, dict[str, Any]] = {
@@ -169,7 +168,7 @@ class Gestalt(Network):
             "in_context": {"blocks": "self", **paper},
             "in_context_begins": {"blocks": "self", "seed": False},
         }
-        return {name: cls.Config(**{**shared, "dropout": none, **own}) for name, own in given.items()}
+        return {name: cls.Config(**{**shared, "dropout": NO_DROPOUT, **own}) for name, own in given.items()}
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:

@@ -39,13 +39,16 @@ class GestaltDropout(Settings):
     """Rate for what the thought head projects."""
 
 
+NO_DROPOUT = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
+
+
 class Reading:
     """One pass over a batch of streams, in two phases."""
 
     def __init__(self, network: "Gestalt", layout: Layout, batch: Batch | StreamBatch):
         self.network, self.layout, self.batch = network, layout, batch
         c = network.config
-        self.key, rates, warmed = None, GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0), 0.0
+        self.key, rates, warmed = None, NO_DROPOUT, 0.0
         if isinstance(batch, StreamBatch) and batch.key is not None and torch.is_grad_enabled():
             # Micro-batches of a step share its key but must not share masks, so the text is part of the key here
             self.key, rates, warmed = (batch.key, *batch.documents[:1], *batch.offsets[:1]), c.dropout, batch.dropout

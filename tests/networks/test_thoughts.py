@@ -18,7 +18,7 @@ from tandem.networks import gestalt_reading
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import ThoughtHead, rank_table
-from tandem.networks.gestalt_reading import Reading
+from tandem.networks.gestalt_reading import NO_DROPOUT, Reading
 from tandem.nn.dropout import drawn, tokens_dropped
 from tandem.nn.init import DECAYED, roles
 from tandem.objectives.next_token import NextToken
@@ -31,11 +31,10 @@ RAGGED = [[3, 1, 5, 2, 7, 4, 2], [2, 6, 3], [4], [1, 1, 7, 3, 2]]
 KINDS = ["alternate", "self_then_cross", "parallel", "self"]
 SOME = GestaltDropout(residual=0.1, attention=0.2, token=0.3, thought=0.15)
 PAPER = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned"}
-NONE = GestaltDropout(residual=0.0, attention=0.0, token=0.0, thought=0.0)
 
 
 def build(seed_of_weights=0, **settings) -> Gestalt:
-    given = {"width": 16, "heads": 2, "depth": 4, "cap": 7, "memory": 3, "thought_from": 3, "dropout": NONE}
+    given = {"width": 16, "heads": 2, "depth": 4, "cap": 7, "memory": 3, "thought_from": 3, "dropout": NO_DROPOUT}
     return Case("", Gestalt, Gestalt.Config(**given | settings)).build(seed_of_weights)  # type: ignore[return-value]
 
 
@@ -161,7 +160,7 @@ def test_dropouts_of_tokens_and_thoughts_are_warmed_in():
 
 
 def rates(**own):
-    return NONE.model_copy(update=own)
+    return NO_DROPOUT.model_copy(update=own)
 
 
 def read_by_modules(network, batch, *chosen):
