@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.corpus import Batch, StreamBatch
 from tandem.networks.gestalt_layout import Layout, PackedReader, Rows, gathered
+from tandem.networks.network import compute_dtype
 from tandem.nn.dropout import drawn, dropped, tokens_dropped
 from tandem.nn.spans import sent
 from tandem.recipe import Settings
@@ -52,8 +53,7 @@ class Reading:
         if isinstance(batch, StreamBatch) and batch.key is not None and torch.is_grad_enabled():
             # Micro-batches of a step share its key but must not share masks, so the text is part of the key here
             self.key, rates, warmed = (batch.key, *batch.documents[:1], *batch.offsets[:1]), c.dropout, batch.dropout
-        on_cpu = layout.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-        self.rounds = on_cpu and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        self.rounds = layout.device.type == "cpu" and compute_dtype(network.table.weight) == torch.bfloat16
         self.residual, self.attention = rates.residual, rates.attention
         self.token, self.thought = warmed * rates.token, warmed * rates.thought
 
