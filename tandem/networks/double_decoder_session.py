@@ -69,6 +69,11 @@ class CachedStack(FixedSteps):
         self.caches = [Cache() for _ in stack.blocks]
         self.shared: list[Tensor] = []
 
+    @property
+    def num_shared(self) -> int:
+        """P, shared columns."""
+        return self.shared[0].shape[3] if self.shared else 0
+
     def run(self, x: Tensor) -> Tensor:
         """The next columns (B, n, C) through all blocks and the norm."""
         x = x.to(self.stack.device)
@@ -83,7 +88,7 @@ class CachedStack(FixedSteps):
         n = x.shape[1]
         if len(self.caches[0]) + n > APART:
             self.join()
-        P = self.shared[0].shape[3] if self.shared else 0
+        P = self.num_shared
         first = P + len(self.caches[0])
         self.rotation = self.network.rotation(first, n, x)
         self.span = causal(self.pads[:, None].expand(-1, n), positions=torch.arange(first, first + n))
@@ -145,7 +150,7 @@ class GenerationCaches(CachedStack):
         """Appends latents (B, n, C) as the next columns, in place of the own tokens."""
         rotation = self.network.rotation(self.boundary, latents.shape[1], latents)
         self.shared = [kv[:, :, :, : self.boundary] for kv in self.shared if self.boundary]
-        entries = self.boundary - (self.shared[0].shape[3] if self.shared else 0)
+        entries = self.boundary - self.num_shared
         self.caches = [cache.fork(entries=entries) for cache in self.caches]
         for (k, v), cache in zip(self._keys_of(latents, rotation), self.caches, strict=True):
             cache.append(k, v)
@@ -168,7 +173,7 @@ class GenerationCaches(CachedStack):
         """Whether the next column opens the block, and in some row the text."""
         if self.clock is not None:  # a fixed block is open
             return False
-        columns = len(self.caches[0]) + (self.shared[0].shape[3] if self.shared else 0)
+        columns = self.num_shared + len(self.caches[0])
         return columns == self.boundary and bool((self.pads == self.boundary).any())
 
     @property
