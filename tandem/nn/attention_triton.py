@@ -224,21 +224,6 @@ def _derive(ctx, grads, _):
 attend.register_autograd(_derive, setup_context=_keep)
 
 
-@register_flop_formula(torch.ops.tandem.attend, get_raw=True)
-def _flops(q, k, v, bounds, readers, scale, out_val=None, **_):
-    return 4 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
-
-
-@register_flop_formula(torch.ops.tandem.attend_backward, get_raw=True)
-def _backward_flops(dy, q, k, v, y, lse, bounds, readers, scale, out_val=None, **_):
-    return 10 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
-
-
-def _pairs(bounds: Tensor, rows: int) -> int:
-    """Query-key pairs per head that are needed, over all rows."""
-    return int((bounds[1] - bounds[0]).sum()) * (rows // bounds.shape[1])
-
-
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 FEW = 64
@@ -285,13 +270,27 @@ def _(q, k, v, bounds, scale):
     return _empty_outputs(q)
 
 
-@register_flop_formula(torch.ops.tandem.decode, get_raw=True)
-def _decode_flops(q, k, v, bounds, scale, out_val=None, **_):
-    return 4 * q[0].shape[1] * q[0].shape[3] * _pairs(bounds, q[0].shape[0])
-
-
 def _rows_of_key_head(q: list[Tensor], k: list[Tensor]) -> int:
     return len(q) * q[0].shape[2] * (q[0].shape[1] // k[0].shape[1])
+
+
+# ---- FLOPs ----------------------------------------------------------------------------------------------------------
+
+
+@register_flop_formula([torch.ops.tandem.attend, torch.ops.tandem.decode], get_raw=True)
+def _flops(q, k, v, bounds, *_, **__):
+    return 4 * _channel_pairs(q[0], bounds)
+
+
+@register_flop_formula(torch.ops.tandem.attend_backward, get_raw=True)
+def _backward_flops(dy, q, k, v, y, lse, bounds, *_, **__):
+    return 10 * _channel_pairs(q[0], bounds)
+
+
+def _channel_pairs(q: Tensor, bounds: Tensor) -> int:
+    """Query-key pairs that are needed, over all rows, times channels of all heads."""
+    B, H, _, D = q.shape
+    return H * D * int((bounds[1] - bounds[0]).sum()) * (B // bounds.shape[1])
 
 
 # ---- launching ------------------------------------------------------------------------------------------------------
