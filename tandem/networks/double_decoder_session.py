@@ -321,21 +321,22 @@ class DoubleDecoderSession:
         return self.step(tokens[:, -1:])
 
     def _read_context(self, tokens: Tensor) -> None:
-        self._work(self.network.context_stack)
         grows = self.keep == "extendable"
-        latents = (self.context_caches if grows else self._stack(self.generation.pads)).run(self._embed(tokens))
-        self._work(self.network.generation_stack)
-        latents = latents.to(self.network.generation_stack.device)
+        latents = self._latents(tokens, self.context_caches if grows else self._stack(self.generation.pads))
         self.generation.put(latents)
         if self.keep != "generation":
             self.latents = latents if self.latents is None else torch.cat((self.latents, latents), dim=1)
 
     def _read_sink(self, tokens: Tensor) -> None:
         """Makes the latent of a text's first token, which reads itself alone; it does not become context yet."""
+        self.generation.put_sink(self._latents(tokens, self._stack(torch.zeros_like(self.generation.pads))))
+
+    def _latents(self, tokens: Tensor, caches: CachedStack) -> Tensor:
+        """Latents of the next tokens of the context stack, handed over to the generation stack, whose turn it is."""
         self._work(self.network.context_stack)
-        latent = self._stack(torch.zeros_like(self.generation.pads)).run(self._embed(tokens))
+        latents = caches.run(self._embed(tokens))
         self._work(self.network.generation_stack)
-        self.generation.put_sink(latent.to(self.network.generation_stack.device))
+        return latents.to(self.network.generation_stack.device)
 
     def _stack(self, pads: Tensor) -> CachedStack:
         return CachedStack(self.network, self.network.context_stack, pads)
