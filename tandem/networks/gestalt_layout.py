@@ -52,6 +52,11 @@ class Rectangle:
         picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell)  # type: ignore[assignment]
         return picked.transpose(0, 1)[None]
 
+    def read(self, q: Tensor, k: Tensor, v: Tensor, way: tuple[Span, Plan], dropout: float = 0.0) -> Tensor:
+        """What queries (1, H, P, D) read of their rows' keys and values (R, H, N, D), in a `planned` way."""
+        span, plan = way
+        return self.pick(attend(self.lay(q), [Source(k, v, span)], plan=plan, dropout=dropout))
+
 
 @dataclass(eq=False)
 class Rows(Rectangle):
@@ -70,30 +75,30 @@ class Rows(Rectangle):
 
     def own(self) -> tuple[Span, Plan]:
         """How the rows read their own positions."""
-        return _planned(None, self.columns, self.columns, self.cell.device)
+        return _shared(None, self.columns, self.columns, self.cell.device)
 
     def thoughts(self) -> tuple[Span, Plan]:
         """How the rows read their thoughts."""
         keys, device = self.windows.shape[1], self.cell.device
         if (self.filled == self.filled[0]).all():
-            return _planned(int(self.filled[0]), self.columns, keys, device)
+            return _shared(int(self.filled[0]), self.columns, keys, device)
         if self.ragged is None:
-            self.ragged = _plan(prefix(torch.from_numpy(self.filled), self.columns), keys, device)
+            self.ragged = planned(prefix(torch.from_numpy(self.filled), self.columns), keys, device)
         return self.ragged
 
 
 @lru_cache(maxsize=4096)
-def _planned(filled: int | None, columns: int, keys: int, device: torch.device) -> tuple[Span, Plan]:
+def _shared(filled: int | None, columns: int, keys: int, device: torch.device) -> tuple[Span, Plan]:
     """Plans that batches share, with gradients or without: causal rows, or rows that all read `filled` thoughts."""
     with torch.inference_mode(False):
         places = torch.zeros(1, columns, dtype=torch.long)
-        span, plan = _plan(causal(places) if filled is None else prefix(filled, columns), keys, device)
+        span, plan = planned(causal(places) if filled is None else prefix(filled, columns), keys, device)
         assert plan.tiles  # made here, in this mode, not on first use
         return span, plan
 
 
-def _plan(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
-    # Tiled on every device: a rectangle of short rows is one plain call
+def planned(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
+    """A way to read a rectangle: tiled on every device, as short rows are one plain call."""
     return span, plan_attention([span], [keys], device=device, backend="tiled")
 
 
@@ -279,19 +284,15 @@ class PackedReader:
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        span, plan = self.rows.own()
-        k, v = map(self.rows.lay, (k, v))
-        return self._read(q, Source(k, v, span), plan)
+        return self._read(q, self.rows.lay(k), self.rows.lay(v), self.rows.own())
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if layer not in self.thoughts:
             return torch.zeros_like(q) + q[:, :, :0].sum()  # an empty sum: q gets a gradient of zero
-        span, plan = self.rows.thoughts()
-        k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
-        return self._read(q, Source(k, v, span), plan)
+        return self._read(q, *keys_and_values(*self.thoughts[layer], heads=q.shape[1]), self.rows.thoughts())
 
-    def _read(self, q: Tensor, source: Source, plan: Plan) -> Tensor:
-        read = self.rows.pick(attend(self.rows.lay(q), [source], plan=plan, dropout=self.dropout))
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, way: tuple[Span, Plan]) -> Tensor:
+        read = self.rows.read(q, k, v, way, self.dropout)
         return F.pad(read, (0, 0, 0, self.more)) if self.more else read
 
 

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.networks.gestalt_layout import Rectangle, keys_and_values, ranges
+from tandem.networks.gestalt_layout import Rectangle, keys_and_values, planned, ranges
 from tandem.networks.network import Ids, columns_of, opening
-from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.cache import rows_of_state
 from tandem.nn.spans import Span, prefix, sent
 
@@ -223,10 +222,9 @@ class SessionReader:
         self.rect = Rectangle(R, L, sent(cell, self.device))
         reads = before[:, None] + np.minimum(np.arange(L) + 1, lengths[:, None])
         self.most, self.memory = int(reads.max()), int(known.max(initial=0))
-        self.own = Span(torch.zeros(R, L, dtype=torch.long), torch.from_numpy(reads))
-        self.remembered = prefix(torch.from_numpy(known), L)
-        plans = [([self.own], self.most), ([self.remembered], self.memory)]
-        self.plans = [plan_attention(s, [n], device=self.device, backend="tiled") for s, n in plans]
+        own = Span(torch.zeros(R, L, dtype=torch.long), torch.from_numpy(reads))
+        self.own = planned(own, self.most, self.device)
+        self.remembered = planned(prefix(torch.from_numpy(known), L), self.memory, self.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         own = self.session.own
@@ -236,12 +234,11 @@ class SessionReader:
         kv = own[layer]
         kv[:, self.row, :, self.column] = torch.stack((k[0], v[0])).permute(2, 0, 1, 3)
         k, v = kv[:, self.index, :, : self.most]
-        return self.rect.pick(attend(self.rect.lay(q), [Source(k, v, self.own)], plan=self.plans[0]))
+        return self.rect.read(q, k, v, self.own)
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         if not self.memory:
             return torch.zeros_like(q)
         kept = self.session.thoughts[layer][self.index, : self.memory]
         k, v = keys_and_values(kept, self.session.ranks[layer].to(kept.dtype), q.shape[1])
-        source = [Source(k, v, self.remembered)]
-        return self.rect.pick(attend(self.rect.lay(q), source, plan=self.plans[1]))
+        return self.rect.read(q, k, v, self.remembered)
