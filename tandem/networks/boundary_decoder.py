@@ -169,6 +169,9 @@ class GistSession(DecoderSession):
         self.sentences = torch.empty(rows, 0, dtype=torch.long)
         """(B, N): where the sentence of each column starts."""
 
+    def fix(self, capacity: int) -> None:
+        raise ValueError("the host finds the ends of sentences that a token reads; a session with gist is not fixed")
+
     def enter(self, tokens: Tensor) -> Tensor:
         tokens = columns_of(tokens, self.rows)
         columns = torch.arange(self.columns, self.columns + tokens.shape[1])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.networks.captured import CapturedSession
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
@@ -22,10 +23,11 @@ NETWORKS = {
     "double_decoder": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1}),
     "with_a_sink": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1, "sink": True}),
 }
+REFUSED = {"gist": (BoundaryDecoder, {"depth": 1, "sentences": "gist"})}
 
 
 def network(name, device="cpu", **settings):
-    cls, own = NETWORKS[name]
+    cls, own = (NETWORKS | REFUSED)[name]
     return cls(cls.Config(**SMALL | own | settings), 50, 64, torch.Generator().manual_seed(0)).to(device)
 
 
@@ -48,6 +50,7 @@ def test_a_fixed_session_says_what_a_session_says(name):
     [
         ("decoder", {"positions": "learned"}, {}, "learned positions"),
         ("decoder", {"moe": {"experts": 4, "active": 2}, "mlp_width": 24, "tied": False}, {}, "a mixture"),
+        ("gist", {}, {}, "ends of sentences"),
         ("double_decoder", {}, {"keep": "extendable"}, "the host keeps the tokens"),
         ("double_decoder", {"mixing": "biased"}, {}, "two sources"),
     ],
