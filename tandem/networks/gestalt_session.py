@@ -76,7 +76,7 @@ class GestaltSession:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         if not self.held.any():  # no prompt: the text starts here
-            self._read(range(self.rows), self._fronts(range(self.rows)), [[]] * self.rows)
+            self.logits = self._read(range(self.rows), self._fronts(range(self.rows)), [[]] * self.rows)
         for column in columns_of(tokens, self.rows).T.tolist():
             self.logits = self._one_each(column)
         return self.logits

@@ -666,7 +666,8 @@ def test_a_sentence_without_tokens_is_none():
     told = network.session(1).prefill([[1, 2, 3]])
     assert torch.equal(told, network.session(1).prefill([[network.end, 1, 2, 3]]))  # a prompt cut at its oldest token
     session = network.session(1)
-    session.step(torch.tensor([network.end]))
+    opened = session.step(torch.tensor([network.end]))
+    assert torch.equal(opened, network.session(1).prefill([[network.end]]))
     assert session.known[0] == 0 and torch.equal(session.step(torch.tensor([[1, 2, 3]])), told)
 
 
