@@ -343,6 +343,8 @@ class EncoderDecoderSession:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         network = self.network
+        if network.config.encoder_layers and not self.context:
+            raise ValueError("the encoder has read no prompt yet: prefill() comes before step()")
         x = network.embed(columns_of(tokens, self.rows).to(network.table.weight.device))
         n = x.shape[1]
         self.columns += n

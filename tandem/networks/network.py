@@ -52,7 +52,7 @@ class Session(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
         """Appends tokens (B,), or several a row (B, n); logits (B, V) of what follows.
 
-        Raises: ValueError for tokens of any other shape.
+        Raises: ValueError for tokens of any other shape, and without a prompt where an encoder has to read one.
         """
         ...
 

@@ -295,6 +295,13 @@ def test_what_is_read_of_the_context_is_projected_once():
     assert len(calls) == network.config.decoder_layers
 
 
+def test_a_session_with_an_encoder_begins_with_a_prompt():
+    session = HOUSE.build().session(2)
+    with pytest.raises(ValueError, match=r"prefill\(\) comes before step\(\)"):
+        session.step(torch.tensor([3, 4]))
+    assert session.prefill([[1, 2], [3]]).shape[0] == session.step(torch.tensor([3, 4])).shape[0] == 2
+
+
 # ---- sizes and costs ------------------------------------------------------------------------------------------------
 
 
