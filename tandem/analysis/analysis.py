@@ -30,6 +30,8 @@ class Analysis:
     """Attribute of a network's class without which there is nothing to analyse."""
     trained: ClassVar[bool] = True
     """True if it looks at weights; if not, a recipe will do."""
+    needs_scipy: ClassVar[bool] = False
+    """True if it measures or draws with scipy, which is then asked for before any work."""
 
     folder: RunFolder | None = None
     """The folder with the run's records, for analyses that look at its course."""

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.corpus import Batch
 from tandem.nn.init import roles
-from tandem.recipe import Settings, UserError, register, require
+from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 KINDS = {"attention": "attention", "attention_out": "attention", "mlp": "mlp", "mlp_out": "mlp", "norm": "norm"}
@@ -45,6 +45,7 @@ class GradientRoles(Analysis):
     """Gradient of future losses against that of the present loss, by offset, for every stream."""
 
     asks = "streams"
+    needs_scipy = True
 
     class Config(Settings):
         documents: int = Field(1000, ge=1)
@@ -58,7 +59,6 @@ class GradientRoles(Analysis):
         """Documents at a time; changes nothing but speed and memory."""
 
     def measure(self, run: Run) -> dict[str, Any]:
-        require("scipy.signal", "statistics")  # `draw` needs it, after the work
         c, store = self.config, run.corpus.validation
         network: Any = run.network  # has the attribute that `asks` names
         if getattr(network.config, "moe", None):

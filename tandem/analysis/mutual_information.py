@@ -46,6 +46,7 @@ class MutualInformation(Analysis):
 
     asks = "embed"
     trained = False
+    needs_scipy = True
 
     class Config(Settings):
         tokens: int = Field(2_000_000, ge=1000)

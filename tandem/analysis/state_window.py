@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
-from tandem.recipe import Settings, UserError, register, require
+from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 
@@ -25,6 +25,7 @@ class StateWindow(Analysis):
     """Loss by position when the persistent state is cut to a window, against the loss with the full state."""
 
     asks = "restricted"
+    needs_scipy = True
 
     class Config(Settings):
         window: int = Field(64, ge=0)
@@ -45,7 +46,6 @@ class StateWindow(Analysis):
                 f"analysis.window = {c.window}: it cuts nothing of what this network reads of {tokens} tokens; ask for "
                 "a smaller one"
             )
-        require("scipy.signal", "statistics")  # `smoothed` needs it, after the work
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
         for first in range(0, len(documents), c.rows):

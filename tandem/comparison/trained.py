@@ -28,7 +28,7 @@ from tandem.export.weights import export, load_exported
 from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered
+from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered, require
 from tandem.recipe.catalogue import columns
 from tandem.recipe.document import is_path
 from tandem.recipe.resolve import saved
@@ -182,6 +182,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
     own = [f"analysis.{o.removeprefix('analysis.')}" for o in options if o not in overrides]
     config = configure("analysis", name, own)
+    if cls.needs_scipy:
+        require("scipy", "statistics")
     if not takes_recipe:
         run, folder = open_trained(path, unfinished, step), path / "analysis"
     else:

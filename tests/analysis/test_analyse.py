@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,13 @@ def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, mo
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "analysis/decoder-tiny/mutual_information.json").read_text())
     assert len(record["information"]) == 16 and record["options"]["classes"] == 32
+
+
+@pytest.mark.parametrize("name", ["gradient_roles", "mutual_information", "state_window"])
+def test_scipy_is_asked_for_before_anything_is_opened(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(UserError, match=r"scipy is not installed; pip install 'tandem-lm\[statistics\]' brings it"):
+        analyse(name, tmp_path / "nowhere", [])
 
 
 def test_a_new_network_of_a_recipe_chases_pointers(small_corpus, tmp_path, monkeypatch):

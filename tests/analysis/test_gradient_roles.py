@@ -1,7 +1,5 @@
 """Norms without copies against copies, and what becomes of them."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import nn
 from tandem.analysis.gradient_roles import RATIO, RESAMPLES, GradientRoles, _by_offset, _ratios, slots, squared_norms
 from tandem.networks.decoder import Decoder
 from tandem.networks.sps import SPS
-from tandem.recipe import UserError
 from tandem.testing.cases import Case, document, pack
 
 SETTINGS = {
@@ -117,15 +114,6 @@ def test_offsets_are_summed_up_with_intervals_over_documents():
     found = _by_offset(ratios, horizon=3, documents=30)
     assert found["mean"][2] == 0.0 and found["mean_interval"][2] is found["geometric_interval"][2] is None
     assert None not in (found["mean_interval"][0], found["geometric_interval"][0])
-
-
-def test_what_draws_the_line_is_asked_for_before_the_work(monkeypatch):
-    def gone(module):
-        raise ModuleNotFoundError(name="scipy")
-
-    monkeypatch.setattr(importlib, "import_module", gone)
-    with pytest.raises(UserError, match=r"scipy\.signal is not installed"):
-        GradientRoles(GradientRoles.Config()).measure(None)
 
 
 def test_the_line_that_is_drawn_is_of_ratios():
