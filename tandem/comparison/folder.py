@@ -26,7 +26,7 @@ from tandem.comparison.summary import Summary, best_rate
 from tandem.corpus.store import locked
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
-from tandem.training.display import clock, scaled
+from tandem.training.display import budget_in_words, clock
 from tandem.training.folder import MAY_DIFFER, RunFolder, made, read_part, replace_file
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
@@ -221,7 +221,7 @@ class StudyFolder:
         later = self.unchosen().items()
         rows += [(f"{arm}-lr...-seed{seed}", f"missing, for {why}") for seed in self.study.seeds for arm, why in later]
         missing, left = self.size - self.done, self.seconds_left({})
-        cost = f"{missing} of {self.size} runs, {scaled(self.study.budget.amount)} {self.study.budget.unit} each"
+        cost = f"{missing} of {self.size} runs, {budget_in_words(str(self.study.budget))} each"
         if self.study.rates and self.study.keys.trial_share < 1:
             cost += f", trials {self.study.keys.trial_share:.0%} of it"
         if missing and self.study.budget.unit not in ("flops", "seconds"):

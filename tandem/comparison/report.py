@@ -22,7 +22,7 @@ from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import counted
-from tandem.training.display import clock, scaled, short
+from tandem.training.display import budget_in_words, clock, scaled, short
 from tandem.training.folder import leaves, read_part, replace_file
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -84,7 +84,7 @@ def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
     study = summary.study
     yield "arms", str(len(study.arms))
     yield "seeds", ", ".join(map(str, study.seeds))
-    yield "budget of a run", f"{scaled(study.budget.amount)} {study.budget.unit}"
+    yield "budget of a run", budget_in_words(str(study.budget))
     yield "texts", ", ".join(map(portable, study.texts))
     yield "held out", counted(summary.documents, "documents") if summary.documents else "none yet"
 

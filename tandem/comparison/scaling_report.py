@@ -31,7 +31,7 @@ from tandem.comparison.study import Study
 from tandem.comparison.summary import fixed, non_embedding, signed
 from tandem.comparison.table import NONE, PAID
 from tandem.recipe.catalogue import columns
-from tandem.training.display import scaled
+from tandem.training.display import budget_in_words, scaled
 from tandem.training.folder import replace_file
 
 AXES = {"tokens": "size", "parameters": "budget"}
@@ -81,7 +81,7 @@ class Scaling:
         for cell in cells:
             for arm in cell.study.arms:
                 own = [result for result in cell.results if result.arm == arm and not result.trial]
-                where, seeds = f"{arm}, {cell.size}, {cell.budget}", {result.seed for result in own}
+                where, seeds = f"{arm}, {cell.size}, {budget_in_words(cell.budget)}", {result.seed for result in own}
                 missing += [f"{where}, seed {seed}" for seed in cell.study.seeds if seed not in seeds]
                 broken += [f"{where}, seed {r.seed}" for r in own if not math.isfinite(r.paid_per_token)]
                 if all(math.isfinite(result.paid_per_token) for result in own):
@@ -276,7 +276,7 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     level, baseline = scaling.study.level, scaling.study.baseline
     budgets = list(dict.fromkeys(run.budget for own in scaling.runs.values() for run in own))
     sizes = list(dict.fromkeys(run.size for own in scaling.runs.values() for run in own))
-    losses = [["arm, size", "parameters", *budgets]]
+    losses = [["arm, size", "parameters", *map(budget_in_words, budgets)]]
     for size in sizes:
         for arm in scaling.runs:
             of = {budget: mean for (other, budget), mean in scaling.means(arm).items() if other == size}
@@ -287,12 +287,13 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     laws += [[arm, *map(_shown, _numbers(fit, level).values())] for arm, fit in scaling.laws.items()]
     lines = [["arm", "along", "at", "exponent"]]
     for (axis, value), by_arm in scaling.lines.items():
-        lines += [[arm, axis, value, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
+        at = _at(axis, value)
+        lines += [[arm, axis, at, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
     read = [["arm", "size", "budget", "at equal FLOPs", "at equal data", "steps", "FLOPs", "time"]]
     for found in scaling.readings():
         seeds = [*found.pop("by_seed").values()]
         cells = [_read(number, [of_seed[key] for of_seed in seeds]) for key, number in found.items() if key in seeds[0]]
-        read.append([found["arm"], found["size"], found["budget"], *cells])
+        read.append([found["arm"], found["size"], budget_in_words(found["budget"]), *cells])
     against = f"Nats per token less those of {baseline}, and what {baseline} needs for the same loss, as a multiple"
     tables = {"Nats per token": losses, against: read}
     tables |= {"L = E + A N^-alpha + B D^-beta": laws, "L = a x^-b": lines}
@@ -301,9 +302,14 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
         for found in scaling.multipliers(axis):
             cells = [found["lines"], found["measured"], found["laws"]]
             if any(cell is not None for cell in cells):
-                rows.append([found["arm"], found["size"], found["budget"], *map(_shown, cells)])
+                rows.append([found["arm"], found["size"], budget_in_words(found["budget"]), *map(_shown, cells)])
         tables[f"Effective {what}, as a multiple of what {baseline} needs for the same loss"] = rows
     return tables
+
+
+def _at(axis: str, value: str) -> str:
+    """What stays fixed along `axis`, as people read it."""
+    return value if AXES[axis] == "size" else budget_in_words(value)
 
 
 def _shown(number: Interval | float | None) -> str:
@@ -375,7 +381,7 @@ def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[cha
         means = scaling.means(arm).items()
         for value in dict.fromkeys(getattr(run, AXES[axis]) for run in own):
             points = sorted((getattr(mean, axis), mean.nats) for cell, mean in means if value in cell)
-            lines.append(charts.Line(f"{arm}, {value}", place(arm), points, []))
+            lines.append(charts.Line(f"{arm}, {_at(axis, value)}", place(arm), points, []))
     return lines
 
 

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tandem.recipe import counted
+from tandem.recipe import counted, parse_budget
 
 Told = Callable[[int, int | None], None]
 """Called with (done, total); the total is None where it is not known."""
@@ -194,6 +194,12 @@ def scaled(number: float) -> str:
             return f"{number:.3g}{prefix}"
         number /= 1000
     return f"{number:.3g} E"
+
+
+def budget_in_words(text: str) -> str:
+    """'2.5e13 flops' as '25 T flops'."""
+    budget = parse_budget(text)
+    return f"{scaled(budget.amount)} {budget.unit}"
 
 
 def clock(seconds: float) -> str:

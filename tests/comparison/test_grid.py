@@ -191,8 +191,8 @@ def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
         ("2e+07 tokens", 0.0, ["1"]), ("2e+08 tokens", 0.0, ["1", "2"])
     ]  # fmt: skip
     assert not record["multipliers"]["tokens"]
-    assert "Missing: gained <a>, 1e+06, 2e+07 tokens, seed 2." in text
-    assert "likelihood of gained <a>, 1e+06, 6e+07 tokens, seed 2." in text and "seed 2. The arm" in page.read_text()
+    assert "Missing: gained <a>, 1e+06, 20 M tokens, seed 2." in text
+    assert "likelihood of gained <a>, 1e+06, 60 M tokens, seed 2." in text and "seed 2. The arm" in page.read_text()
     assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
         ("base", "2e+07 tokens"), ("base", "6e+07 tokens"), ("base", "2e+08 tokens"),
         ("gained <a>", "2e+07 tokens"), ("gained <a>", "2e+08 tokens"),
@@ -203,7 +203,7 @@ def test_where_runs_are_few_nothing_is_said(tmp_path):
     _, text = write_scaling(cells(budgets=(2e7, 6e7)), tmp_path)
     assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
     assert "at equal FLOPs" in text and "at equal FLOPs" not in write_scaling(cells(budgets=(2e7,)), tmp_path)[1]
-    unlike = [cell._replace(budget="one of FLOPs") for cell in cells()]
+    unlike = [cell._replace(budget="1e13 flops") for cell in cells()]
     assert not [axis for axis, _ in Scaling.of(unlike).lines if axis == "parameters"]
     _, text = write_scaling(cells(sizes=(1e6,), budgets=(2e7,)), tmp_path)
     assert "Nats per token" in text and "exponent" not in text
