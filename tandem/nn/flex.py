@@ -103,10 +103,13 @@ def _blocks_of(first: np.ndarray, end: np.ndarray, reads: np.ndarray, Q: int, N:
 
 def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(how many, which) of the last axis, for blocks (B, Q', N') or (B, N', Q'), with an axis for heads: (B, 1, Q') and
-    (B, 1, Q', N'), or (B, 1, N') and (B, 1, N', Q')."""
-    numbers = blocks.sum(-1, dtype=np.int32)[:, None]
-    order = np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)[:, None]
-    return numbers, order
+    (B, 1, Q', N'), or (B, 1, N') and (B, 1, N', Q').
+
+    FlexAttention steps from row to row by the stride of the heads, which indexing with None would make 0: every row
+    would read the blocks of the first.
+    """
+    numbers, order = blocks.sum(-1, dtype=np.int32), np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)
+    return np.expand_dims(numbers, 1), np.expand_dims(order, 1)
 
 
 def _pair_mask(lo: Tensor, hi: Tensor):

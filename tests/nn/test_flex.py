@@ -51,6 +51,8 @@ def test_blocks_from_spans_are_those_of_the_evaluated_mask(name, T, monkeypatch)
         lambda b, h, i, j: may[b, i, j], rows, None, *may.shape[1:], device="cpu", BLOCK_SIZE=16
     )
     for part in ("kv", "full_kv", "q", "full_q"):
+        for x in (getattr(ours, f"{part}_num_blocks"), getattr(ours, f"{part}_indices")):
+            assert x.stride() == torch.empty(x.shape).stride()  # the kernels step over rows by the stride of heads
         a, e = (getattr(mask, f"{part}_num_blocks") for mask in (ours, theirs))
         assert torch.equal(a, e), part
         used = torch.arange(getattr(theirs, f"{part}_indices").shape[-1]) < e[..., None]
