@@ -7,7 +7,6 @@ lengths (mean 1,030, median 650, as on the web) and, at T 4,096, of exactly 1,00
 channels in heads of 64 or 128, bfloat16.
 
     triton, flex    `attend` by these backends; the plan is made once, as in training
-    two walks       triton with the deterministic form of its backward, at T 4,096
     sdpa            causal SDPA of one stream without documents, by the fastest of its backends: what a mask costs
     dense           SDPA with the mask as a tensor; for two streams, over the interleaved sequence of 2T tokens
     flex in turns   FlexAttention over those 2T tokens, its mask computed from positions and document starts,
@@ -125,22 +124,6 @@ def arms_of(
         plan = plan_attention(spans_of, [T] * len(spans), device=DEVICE, backend=backend)  # pyright: ignore
         run = lambda plan=plan: attend(tuple(q) if groups > 1 else q[0], sources, plan=plan)
         yield backend, backward(run, leaves, seeds)
-    if T == 4096 or tiny:
-        yield "two walks", in_two_walks(backward(run, leaves, seeds))
-
-
-def in_two_walks(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Under PyTorch's deterministic algorithms, without their filling of new memory."""
-
-    def deterministic():
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        torch.use_deterministic_algorithms(True)
-        try:
-            return run()
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-    return deterministic
 
 
 def dense_arms(

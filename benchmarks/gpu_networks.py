@@ -8,7 +8,7 @@
              the main networks at batch 16), batch 1 and 16, bfloat16, eager and as CUDA graphs; one wide context-ready
              block against six blocks. Prompts are read in five passes, as in training: in bfloat16, convergence takes
              about as many passes as there are tokens
-    heads    the chunked head, eager and compiled, against full logits and F.cross_entropy, one target and eight
+    heads    the chunked head, eager and in one kernel, against full logits and F.cross_entropy, one target and eight
     bags     a step in bags of 8 against a next-token step with as many positions
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
 
@@ -35,7 +35,7 @@ from tandem.corpus.prefixes import divided
 from tandem.networks.captured import CapturedSession
 from tandem.networks.cost import Parts
 from tandem.nn import measured
-from tandem.nn.head import compiled, nll_sums
+from tandem.nn.head import nll_sums
 from tandem.objectives.superposition import Superposition
 from tandem.recipe import registered
 
@@ -200,12 +200,14 @@ def heads(record: Callable[[dict], None], options: Any) -> None:
         logits = F.linear(hidden, weight.to(dtype)).float()
         return torch.stack([F.cross_entropy(logits, slot) for slot in targets.unbind(1)]).sum()
 
-    kernel = compiled()
     for slots in (1, 8):
         targets = torch.randint(V, (N, slots), device=DEVICE)
-        ways = {"chunked": lambda: nll_sums(hidden, weight, targets)[0], "cross-entropy": lambda: full(targets)}  # noqa: B023
+        ways = {
+            "chunked": lambda: nll_sums(hidden, weight, targets, fused=False)[0],  # noqa: B023
+            "cross-entropy": lambda: full(targets),  # noqa: B023
+        }
         if CUDA:
-            ways["chunked, compiled"] = lambda: nll_sums(hidden, weight, targets, kernel=kernel)[0]  # noqa: B023
+            ways["chunked, fused"] = lambda: nll_sums(hidden, weight, targets, fused=True)[0]  # noqa: B023
         arms = {way: lambda loss=loss: torch.autograd.grad(loss(), (hidden, weight)) for way, loss in ways.items()}
         memory = {way: _peak(run) for way, run in arms.items()}
         record({"N": N, "C": C, "V": V, "targets": slots, "bytes": memory, "arms": time_arms(arms, options.rounds)})

@@ -123,8 +123,6 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
     decoding = "decoding, M shape, batch 16, graphs: {} over decoder"
     rows = [
         *((causal.format(D), ">=", 0.80, over(least(sdpa[D]), at("causal", "none", D))) for D in (64, 128)),
-        ("causal: backward in two walks over one", "", None, over(at("causal", "none", arm="two walks"), one)),
-        ("SPS: backward in two walks over one", "", None, over(at("sps", "none", arm="two walks"), sps)),
         ("documents of 1,000 tokens over none", "<=", 0.40, over(at("causal", "1000"), one)),
         ("lognormal documents over none", "<=", 0.50, over(at("causal", "lognormal"), one)),
         ("SPS, window 64, over one causal stream", "<=", 2.4, over(sps, one)),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_attention import DEVICE, MASKS, MOST, documents, in_two_walks
+from gpu_attention import DEVICE, MASKS, MOST, documents
 from machine import append, header, machine, options_of, time_arms
 from torch import Tensor
 
@@ -30,19 +30,21 @@ from tandem.nn.attention_triton import HALF, Shape
 KERNELS = ("forward", "gradient of queries", "gradient of keys")
 CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, stages
     64: (
-        ((128, 64, 4, 3), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2)),
-        ((64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 128, 8, 2)),
-        ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (64, 128, 8, 3)),
+        ((64, 64, 4, 4), (64, 64, 4, 2), (64, 32, 4, 4), (128, 64, 4, 3), (128, 64, 8, 4)),
+        ((64, 64, 4, 2), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 64, 4, 3)),
+        ((64, 64, 4, 4), (32, 64, 4, 3), (64, 32, 4, 3), (32, 128, 4, 3), (64, 128, 8, 3)),
     ),
     128: (
-        ((128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3)),
-        ((64, 64, 4, 2), (128, 64, 8, 3)),
-        ((64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 4, 2), (32, 64, 4, 2)),
+        ((64, 64, 4, 2), (64, 64, 4, 4), (64, 32, 4, 4), (128, 64, 8, 3), (128, 128, 8, 3)),
+        ((64, 64, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 64, 8, 3)),
+        ((64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3), (32, 128, 8, 3)),
     ),
 }
 
 
-def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
+def arms_of(
+    mask: str, kernels: list[str], B: int, T: int, H: int, D: int, dtype: torch.dtype
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     spans = [group if len(group) > 1 else group[0] for group in MASKS[mask](documents("none", B, T))]
     generator = torch.Generator(DEVICE).manual_seed(0)
 
@@ -74,10 +76,11 @@ def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> It
             attention_triton.HALF[width] = shipped
 
     for kernel, given in enumerate(CANDIDATES[64 if D < 64 else D]):
+        if KERNELS[kernel] not in kernels:
+            continue
         for shape in (shipped[kernel], *map(Shape._make, given[:1] if D < 64 else given)):
             name = f"{KERNELS[kernel]} {','.join(map(str, shape))}"
-            arm = partial(with_tiles, kernel, shape)
-            yield name, in_two_walks(arm) if KERNELS[kernel] == "gradient of queries" else arm
+            yield name, partial(with_tiles, kernel, shape)
 
 
 def off(found: tuple[Tensor, ...], shipped: tuple[Tensor, ...]) -> float:
@@ -90,7 +93,7 @@ def measure(out: Path, mask: str, D: int, options: Any) -> None:
     tokens, T, channels, dtype = (32, 32, 32, torch.float16) if options.tiny else (16_384, 4096, 768, torch.bfloat16)
     D = 16 if options.tiny else D
     B, H = tokens // T, channels // D
-    arms = dict(arms_of(mask, B, T, H, D, dtype))
+    arms = dict(arms_of(mask, options.kernels, B, T, H, D, dtype))
     timed = time_arms(arms, options.rounds, 1 if options.tiny or not options.rounds else 3)
     differ, shipped = {}, {}
     for name in [name for name in arms if "failed" not in timed.get(name, {}) and options.rounds]:
@@ -106,6 +109,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--masks", nargs="+", choices=MOST, default=list(MOST))
     arguments.add_argument("--widths", nargs="+", type=int, choices=list(CANDIDATES), default=list(CANDIDATES))
+    arguments.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     arguments.add_argument("--rounds", type=int, default=20, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()

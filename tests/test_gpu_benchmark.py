@@ -49,8 +49,8 @@ def test_the_kernels_compile_for_an_h100_without_spills(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     records = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()[1:]]
     found = {record["kernel"]: record for record in records}
-    gradients = {"key_gradient_kernel, at once", "key_gradient_kernel", "query_gradient_kernel"}
-    assert found.keys() == gradients | {"forward_kernel", "terms_kernel", "decode_kernel", "combine_kernel"}
+    gradients = {"key_gradient_kernel", "query_gradient_kernel"}
+    assert found.keys() == gradients | {"forward_kernel", "decode_kernel", "combine_kernel"}
     assert not [name for name, record in found.items() if record["spilled_bytes"] or not record["programs"]], found
     for name in gradients | {"forward_kernel", "decode_kernel"}:
         products = "HMMA" if name == "decode_kernel" else "HGMMA"

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from tandem.corpus import Batch, PackedRows, ScoringBatch, Store, Tokenizer, scoring_rows
 from tandem.networks.cost import Cost
 from tandem.nn.block import compile_blocks
-from tandem.nn.head import compiled, nll_sums, token_nll
+from tandem.nn.head import nll_sums, token_nll
 from tandem.nn.init import Embedding, itself, roles
 from tandem.nn.moe import Routing, mixture_terms
 from tandem.nn.spans import Span
@@ -133,7 +133,6 @@ class Network(nn.Module):
         super().__init__()
         self.config, self.vocabulary, self.context = config, vocabulary, context
         self.recompute = False
-        self.head_kernel: Callable[..., Tensor] | None = None
         self.segmentation: Any = None
         """The Segmentation by which its run cut texts, where it reads sentences; None: the default."""
         self.routings: list[Routing] = []
@@ -278,8 +277,7 @@ class Network(nn.Module):
         rows = hidden.flatten(0, 1).to(compute_dtype(hidden))
         per_row = coefficients.flatten(0, 1) if coefficients is not None and coefficients.ndim > 1 else coefficients
         matrix = self.head if head is None else head
-        kernel = self.head_kernel if hidden.is_cuda else None  # on a CPU it gains little or loses (docs/log.md)
-        return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of, kernel=kernel)
+        return nll_sums(rows, matrix, targets.flatten(0, 1), coefficients=per_row, any_of=any_of)
 
     def read(self, batch: Batch, x: Tensor | None = None) -> Tensor:
         """Hidden states (B, T, C) from which scores are made; `x` replaces the tokens' embeddings."""
@@ -292,8 +290,7 @@ class Network(nn.Module):
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
-        """Compiles the blocks and, on CUDA, the head for training; scoring and decoding stay eager."""
-        self.head_kernel = compiled(backend)
+        """Compiles the blocks for training; scoring and decoding stay eager."""
         compile_blocks(self.blocks, backend, self.rows_vary)
         return self
 

@@ -40,7 +40,7 @@ from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.networks.network import columns_of
 from tandem.nn.attention import Backend, Groups, Plan, Source, attend, plan_attention
 from tandem.nn.block import linear_work
-from tandem.nn.cache import Cache, GraphCache
+from tandem.nn.cache import Cache, GraphCache, append_each
 from tandem.nn.dropout import Masks
 from tandem.nn.init import Embedding, initialise
 from tandem.nn.moe import MixtureConfig
@@ -297,8 +297,7 @@ class StreamSession(DecoderSession):
         if len(k) == self.rows:  # inputs alone
             return super().__call__(layer, q, k, v)
         stores = self._stores(layer)
-        kv = [store.append(*new) for store, *new in zip(stores, k.chunk(2), v.chunk(2), strict=True)]
-        keys, values = zip(*kv, strict=True)
+        keys, values = zip(*append_each(stores, k.chunk(2), v.chunk(2)), strict=True)
         if self.plan is None:
             ends = tuple(x.shape[2] for x in keys)
             self.plan = self._reading(q.shape[2], ends, ends, q.device)

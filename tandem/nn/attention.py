@@ -36,6 +36,9 @@ from torch import Tensor
 from tandem.nn import measured, tiled
 from tandem.nn.spans import Span, readable
 
+FEW = 16
+"""Most queries for which FlexAttention, made for tiles of 128, is not chosen."""
+
 Backend = Literal["auto", "dense", "tiled", "flex", "triton"]
 Groups = tuple[Span, ...]
 
@@ -133,11 +136,13 @@ class Plan:
             return "tiled", "the one that drops attention weights"
         if self.backend != "auto":
             return self.backend, "asked for"
+        T, D, is_plain = *q.shape[2:], q.dtype != torch.float64 and any(self.keys)
+        if q.is_cuda and is_plain and T <= FEW and D <= measured.WIDEST and not torch.is_grad_enabled():
+            return "triton", "made for the few queries of decoding; SDPA prepares anew for every number of keys"
         # FlexAttention has no float64 and no narrow heads, and for a few queries one plain call is cheaper.
-        suits_flex = q.dtype != torch.float64 and q.shape[2] > 16 and q.shape[3] >= 16 and any(self.keys)
-        if q.is_cuda and suits_flex:
+        if q.is_cuda and is_plain and T > FEW and D >= 16:
             _, sources, groups, _ = self.lo.shape
-            is_faster, reason = measured.choose(torch.cuda.get_device_name(q.device), sources, groups, q.shape[3])
+            is_faster, reason = measured.choose(torch.cuda.get_device_name(q.device), sources, groups, D)
             return ("triton" if is_faster else "flex"), reason
         if q.device.type != "cpu" and return_lse:
             return "dense", "the only one that returns the log-sum-exp here"
@@ -158,8 +163,9 @@ def plan_attention(
         spans: for every source, a span or a tuple with one per group of queries.
         keys: N of every source.
         device: where the queries will be.
-        backend: "auto" takes tiled on a CPU and for a few queries, and on CUDA flex or, where it was measured to be
-            faster (measured.py), triton; a named one never falls back. `Plan.choose` returns the choice and the reason.
+        backend: "auto" takes tiled on a CPU; on CUDA triton for decoding, tiled for a few queries with gradients, and
+            else flex or, where it was measured to be faster (measured.py), triton; a named one never falls back.
+            `Plan.choose` returns the choice and the reason.
         most: the most queries in a tile, where visiting fewer pairs is worth more calls; None: whatever is cheapest.
     Raises: ValueError where there are no queries, and naming source, row and position where a span leaves [0, N] or
         moves back.

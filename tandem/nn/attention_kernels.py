@@ -13,10 +13,10 @@ every key that is loaded. The gradient of keys is the same loop on the transpose
 contiguous, too, and both ends of their range move forward with j. In decoding there are few queries and many keys: a
 program takes a share of the keys for all heads that read them, and a second kernel combines the shares.
 
-The backward has two forms. In one walk (AT_ONCE), the kernel of keys also makes the gradient of queries, whose parts it
-adds up in memory in whatever order its programs run: 5 products for a pair of query and key. In two walks, a kernel of
-its own makes the gradient of queries: 7 products, but every element of a result is written by one program, which adds
-in a fixed order, so results are bitwise the same in every run, as those of the forward and of decoding always are.
+The backward walks twice: along the keys for the gradient of queries, along the queries for the gradients of keys and
+values. Scores are computed in both, 7 products for a pair of query and key where one walk would take 5, but nothing is
+added up in memory: every element of a result is written by one program, which adds in a fixed order, so results are
+bitwise the same in every run.
 
 Exponentials are taken to base 2, which is one instruction; sums and accumulators are float32.
 
@@ -192,22 +192,6 @@ def forward_kernel(
 
 
 @triton.jit
-def terms_kernel(
-    y, dy, lse, terms, T, B, H, y_strides, dy_strides,
-    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """What a gradient needs of every query: terms (GROUPS, B, H, T, 2), the log-sum-exp to base 2 and the sum of y dy,
-    of one tile of queries; grid (tiles, H, B)."""
-    b, h, group, i, _, _ = tile_of_queries(T, GROUPS, BLOCK_M)
-    here = (i < T) & (group < GROUPS)
-    out = load_groups(y, y_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
-    gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D).to(tl.float32)
-    line = ((group * B + b) * H + h) * T + i
-    tl.store(terms + 2 * line, tl.load(lse + line, mask=here, other=0.0) * LOG2_E, mask=here)
-    tl.store(terms + 2 * line + 1, tl.sum(out * gradient, 1), mask=here)
-
-
-@triton.jit
 def gradient_of_queries(
     dq, q, dy, sums, delta, k, v, k_stride, v_stride, lo, hi, start, end, before, full, blocks, to_base_2,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -227,19 +211,23 @@ def gradient_of_queries(
 
 @triton.jit
 def query_gradient_kernel(
-    q, k, v, dy, dq, terms, bounds, to_hi, to_row, T, B, H, heads_per_key, to_base_2, scale,
-    q_strides, k_strides, v_strides, dy_strides, dq_strides,
+    q, k, v, y, dy, dq, lse, terms, bounds, to_hi, to_row, T, B, H, heads_per_key, to_base_2, scale,
+    q_strides, k_strides, v_strides, y_strides, dy_strides, dq_strides,
     GROUPS: tl.constexpr, SOURCES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries; grid (tiles, H, B)."""
+    """dq of one tile of queries and, for the gradient of keys, what it needs of each: terms (GROUPS, B, H, T, 2), the
+    log-sum-exp to base 2 and the sum of y dy; grid (tiles, H, B)."""
     b, h, group, i, first, last = tile_of_queries(T, GROUPS, BLOCK_M)
     here, key_head = (i < T) & (group < GROUPS), h // heads_per_key
     queries = load_groups(q, q_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
     gradient = load_groups(dy, dy_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
+    out = load_groups(y, y_strides, b, h, i, group, T, GROUPS, D, BLOCK_D)
+    delta = tl.sum(out.to(tl.float32) * gradient.to(tl.float32), 1)
     line = ((group * B + b) * H + h) * T + i
-    sums = tl.load(terms + 2 * line, mask=here, other=0.0)
-    delta = tl.load(terms + 2 * line + 1, mask=here, other=0.0)
+    sums = tl.load(lse + line, mask=here, other=0.0) * LOG2_E
+    tl.store(terms + 2 * line, sums, mask=here)
+    tl.store(terms + 2 * line + 1, delta, mask=here)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for s in tl.static_range(SOURCES):
         at = bounds + b * to_row + s * GROUPS * T
@@ -264,9 +252,8 @@ def query_gradient_kernel(
 
 @triton.jit
 def gradient_of_keys(
-    dk, dv, k, v, q, dy, dq, terms, q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
-    to_base_2, MASKED: tl.constexpr, AT_ONCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    dk, dv, k, v, q, dy, terms, q_stride, dy_stride, lo, hi, start, end, before, full, blocks, to_base_2,
+    MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Adds the contribution of one head's queries; lo, hi bound the queries that read each key."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
@@ -280,23 +267,16 @@ def gradient_of_keys(
         dv = tl.dot(p.to(gradient.dtype), gradient, dv, input_precision="ieee")
         ds = (p * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - dot[None, :])).to(queries.dtype)
         dk = tl.dot(ds, queries, dk, input_precision="ieee")
-        if AT_ONCE:  # as channels x queries: a tile may have fewer queries than a matrix unit has rows
-            d = tl.arange(0, BLOCK_D)[:, None]
-            there = (i[None, :] < end) & (d < D) if MASKED or D < BLOCK_D else None
-            part = tl.dot(tl.trans(k), ds, input_precision="ieee")
-            tl.atomic_add(dq + i[None, :] * dq_stride + d, part, mask=there, sem="relaxed")
     return dk, dv
 
 
 @triton.jit
 def key_gradient_kernel(
-    q, k, v, dy, dq, dk, dv, terms, readers, to_hi, to_row, T, N, B, H, heads_per_key, to_base_2, scale,
-    q_strides, k_strides, v_strides, dy_strides, dq_strides, dk_strides, dv_strides,
-    GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, v, dy, dk, dv, terms, readers, to_hi, to_row, T, N, B, H, heads_per_key, to_base_2, scale,
+    q_strides, k_strides, v_strides, dy_strides, dk_strides, dv_strides,
+    GROUPS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one tile of keys of one source and, AT_ONCE, what these add to dq, not yet scaled, which is float32
-    and begins as zeros; grid (tiles, key heads, B)."""
+    """dk and dv of one tile of keys of one source; grid (tiles, key heads, B)."""
     first = tl.program_id(0) * BLOCK_N
     last = tl.minimum(first + BLOCK_N, N) - 1
     key_head, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -313,14 +293,12 @@ def key_gradient_kernel(
         for h in range(key_head * heads_per_key, (key_head + 1) * heads_per_key):
             queries = q[g] + b * q_strides[3 * g] + h * q_strides[3 * g + 1]
             gradient = dy[g] + b * dy_strides[3 * g] + h * dy_strides[3 * g + 1]
-            to_queries = dq[g] + b * dq_strides[3 * g] + h * dq_strides[3 * g + 1]
-            q_stride, dy_stride, dq_stride = q_strides[3 * g + 2], dy_strides[3 * g + 2], dq_strides[3 * g + 2]
+            q_stride, dy_stride = q_strides[3 * g + 2], dy_strides[3 * g + 2]
             of_head = terms + ((g * B + b) * H + h) * T * 2
             for is_full in tl.static_range(2):
                 sum_k, sum_v = gradient_of_keys(
-                    sum_k, sum_v, keys, values, queries, gradient, to_queries, of_head,
-                    q_stride, dy_stride, dq_stride, lo, hi, start, end, before, full, blocks,
-                    to_base_2, not is_full, AT_ONCE, D, BLOCK_D, BLOCK_M,
+                    sum_k, sum_v, keys, values, queries, gradient, of_head, q_stride, dy_stride, lo, hi,
+                    start, end, before, full, blocks, to_base_2, not is_full, D, BLOCK_D, BLOCK_M,
                 )  # fmt: skip
     store_tile(dk + b * dk_strides[0] + key_head * dk_strides[1], dk_strides[2], j, sum_k * scale, j < N, D, BLOCK_D)
     store_tile(dv + b * dv_strides[0] + key_head * dv_strides[1], dv_strides[2], j, sum_v, j < N, D, BLOCK_D)

@@ -7,11 +7,10 @@ them: for every key, the contiguous queries that read it. No list of blocks and 
     readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
 
 `attend` and its backward are PyTorch operators (`torch.ops.tandem`), with output shapes for tracing, a derivative and
-a FLOP count. The backward adds the gradient of queries up in float32, in any order; under
-`torch.use_deterministic_algorithms(True)`, it walks twice instead and gives the same bits in every run.
+a FLOP count. Results have the same bits in every run.
 
-Cost: 4 D FLOPs forward and 10 D backward (14 D in two walks) for every pair of a visited tile; the FLOP count has only
-the needed pairs and 10 D, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
+Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; the FLOP count has only the needed pairs,
+and 10 D for the backward, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
@@ -28,10 +27,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tandem.nn import attention_kernels as kernels
+from tandem.nn.measured import WIDEST
 from tandem.nn.spans import ready_for, sent
-
-WIDEST = 128
-"""Most channels of a head: beyond this, a tile of keys no longer fits beside the accumulators."""
 
 
 class Shape(NamedTuple):
@@ -51,12 +48,11 @@ class Shape(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-# By head width, rounded up: forward, gradient of queries, gradient of keys. Not yet chosen by measurement: the largest
-# tiles that the compiler keeps in the registers of an H100 (docs/attention.md).
+# By head width, rounded up: forward, gradient of queries, gradient of keys; the fastest on an H200 (docs/attention.md).
 HALF = {
-    32: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
-    64: (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 128, 8, 2)),
-    128: (Shape(128, 64, 8, 3), Shape(128, 64, 8, 2), Shape(32, 128, 8, 2)),
+    32: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 4, 3)),
+    64: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 4, 3)),
+    128: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 2), Shape(64, 64, 4, 2)),
 }
 _SMALL = Shape(32, 32, 4, 1)
 SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not use the matrix units
@@ -166,43 +162,31 @@ def attend_backward(
     scale: float,
 ) -> list[Tensor]:
     """The gradients of q, then of k, then of v."""
+    dq, dk, dv = ([_laid_out_like(x) for x in xs] for xs in (q, k, v))
     dy, q, k, v, y = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v, y))
-    dq, dk, dv = ([_empty_like(x) for x in xs] for xs in (q, k, v))
     (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
     G, terms = k[0].shape[1], lse.new_empty(*lse.shape, 2)
+    numbers = (B, H, H // G, scale * _LOG2_E, scale)
     _launch(
-        kernels.terms_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
-        tuple(y), tuple(dy), lse, terms, T, B, H, *map(_strides, (y, dy)),
-        GROUPS=len(q), D=D, BLOCK_M=for_queries.queries,
+        kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
+        tuple(q), tuple(k), tuple(v), tuple(y), tuple(dy), tuple(dq), lse, terms, *_located(bounds), T, *numbers,
+        *map(_strides, (q, k, v, y, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
     )  # fmt: skip
-    numbers, at_once = (B, H, H // G, scale * _LOG2_E, scale), not torch.are_deterministic_algorithms_enabled()
-    if at_once:
-        sums = [torch.zeros_like(x, dtype=torch.float32) for x in dq]
-    else:
-        sums = dq
-        _launch(
-            kernels.query_gradient_kernel, _tiles_of_queries(q, for_queries), for_queries, q[0],
-            tuple(q), tuple(k), tuple(v), tuple(dy), tuple(dq), terms, *_located(bounds), T, *numbers,
-            *map(_strides, (q, k, v, dy, dq)), GROUPS=len(q), SOURCES=len(k), D=D, **for_queries.blocks,
-        )  # fmt: skip
     for s, of_source in enumerate(readers):
         N = k[s].shape[2]
         if N:
             _launch(
                 kernels.key_gradient_kernel, (triton.cdiv(N, for_keys.keys), G, B), for_keys, q[0],
-                tuple(q), k[s], v[s], tuple(dy), tuple(sums), dk[s], dv[s], terms, *_located(of_source), T, N, *numbers,
-                *map(_strides, (q, [k[s]], [v[s]], dy, sums, [dk[s]], [dv[s]])),
-                GROUPS=len(q), AT_ONCE=at_once, D=D, **for_keys.blocks,
+                tuple(q), k[s], v[s], tuple(dy), dk[s], dv[s], terms, *_located(of_source), T, N, *numbers,
+                *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])),
+                GROUPS=len(q), D=D, **for_keys.blocks,
             )  # fmt: skip
-    if at_once:
-        for total, x in zip(sums, dq, strict=True):
-            torch.mul(total, scale, out=x)
     return [*dq, *dk, *dv]
 
 
 @attend_backward.register_fake
 def _(dy, q, k, v, y, lse, bounds, readers, scale):
-    return [_empty_like(x) for x in (*q, *k, *v)]
+    return [_laid_out_like(x) for x in (*q, *k, *v)]
 
 
 def _keep(ctx, inputs, output):
@@ -332,6 +316,16 @@ def _with_near_channels(x: Tensor) -> Tensor:
 def _empty_like(x: Tensor) -> Tensor:
     """(B, H, T, D), stored as (B, T, H, D), so that flattening the heads, a block's next step, copies nothing."""
     return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+def _laid_out_like(x: Tensor) -> Tensor:
+    """A gradient with the strides of its tensor, which is how compiled graphs expect it: any other they copy first."""
+    extent = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride < extent:  # elements share memory, as in an expanded tensor
+            return _empty_like(x)
+        extent += stride * (size - 1)
+    return x.new_empty_strided(x.shape, x.stride()) if x.stride(3) == 1 else _empty_like(x)
 
 
 def _empty_outputs(q: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -11,7 +11,9 @@ append always returns one contiguous slice in order, however many tokens are app
 Shapes: B rows, G key heads, N entries, D head width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,8 +119,7 @@ class FixedCache:
 
     def append(self, k_BG1D: Tensor, v_BG1D: Tensor) -> tuple[Tensor, Tensor]:
         """Stores an entry; returns the whole memory, in which the newest entries end at `index`."""
-        self._put(self.clock, torch.stack((k_BG1D, v_BG1D)))
-        return self.kv[0], self.kv[1]
+        return append_each([self], [k_BG1D], [v_BG1D])[0]
 
     def index(self, count: int) -> int:
         """Where entry number `count` is in the memory that its append returns."""
@@ -135,6 +136,20 @@ class FixedCache:
         else:
             twice = entries[:, :, :, None].expand(-1, -1, -1, 2, -1, -1)
             self.kv.unflatten(3, (2, -1)).index_copy_(4, numbers % (self.window + 1), twice)
+
+
+def append_each(caches: Sequence[Any], ks: Sequence[Tensor], vs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """What the appends of several caches of a layer return; fixed ones on CUDA are written in one launch."""
+    if not isinstance(caches[0], FixedCache):
+        return [cache.append(k, v) for cache, k, v in zip(caches, ks, vs, strict=True)]
+    if ks[0].is_cuda:
+        from tandem.nn.cache_triton import append  # triton comes only with PyTorch for CUDA
+
+        append(caches, ks, vs)
+    else:
+        for cache, k, v in zip(caches, ks, vs, strict=True):
+            cache._put(cache.clock, torch.stack((k, v)))
+    return [(cache.kv[0], cache.kv[1]) for cache in caches]
 
 
 @dataclass

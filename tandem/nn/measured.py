@@ -21,6 +21,9 @@ class Speed(NamedTuple):
     record: str
 
 
+WIDEST = 128
+"""Most channels of a head in the fused kernels: beyond, a tile of keys no longer fits beside the accumulators."""
+
 SPEEDS: list[Speed] = []  # no CUDA device has been measured yet
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.nn.cache import Cache
+from tandem.nn.cache import Cache, FixedCache
 
 
 def entries(first, length):
@@ -65,3 +65,23 @@ def test_storage_of_an_unbounded_cache_doubles():
         cache.append(*entries(step, 1))
         allocations.add(cache.kv.data_ptr())
     assert len(allocations) <= 6 and cache.kv.shape[3] <= 2100
+
+
+@pytest.mark.parametrize("windows", [(None,), (5,), (None, 5), (0, None)])
+def test_one_launch_writes_what_each_fixed_cache_would(windows):
+    kernel = pytest.importorskip("tandem.nn.cache_triton", reason="needs triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # on a CPU in Triton's interpreter
+    plain, launched = ([], [])
+    clock = torch.zeros(1, dtype=torch.long, device=device)
+    for window in windows:
+        held = Cache(window)
+        held.append(*(x.to(device) for x in entries(0, 9)))
+        for caches in (plain, launched):
+            caches.append(FixedCache.of(held.fork(), 9, 30, clock))
+    for number in range(9, 25):
+        clock.fill_(number)
+        new = [[x.to(device) + 100 * s for x in entries(number, 1)] for s in range(len(windows))]
+        for cache, (k, v) in zip(plain, new, strict=True):
+            cache._put(clock, torch.stack((k, v)))
+        kernel.append(launched, *zip(*new, strict=True))
+        assert all(torch.equal(a.kv, b.kv) for a, b in zip(plain, launched, strict=True))

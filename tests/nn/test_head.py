@@ -13,6 +13,7 @@ from tandem.nn import head
 from tandem.nn.head import nll_sums, token_nll
 
 F64 = torch.float64
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of the kernel; on a CPU in Triton's interpreter
 Z = torch.tensor([[2.0, 1.0, 0.0, 0.0]], dtype=F64)
 
 
@@ -61,14 +62,27 @@ def test_chunks_equal_the_formula(dtype, tolerance, slots, chunk):
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("aligned", [{}, {"cpu": 64}], ids=["plain", "filled up"])
-def test_as_it_is_compiled_it_says_the_same(aligned, slots, monkeypatch):
+def test_in_one_kernel_it_says_the_same(aligned, slots, monkeypatch):
+    kernel = pytest.importorskip("tandem.nn.head_triton", reason="needs triton")
     monkeypatch.setattr(head, "ALIGNED", aligned)
-    hidden, weight, targets, coefficients = draw(slots=slots)
-    given = {"coefficients": coefficients, "chunk": 15}  # 37 rows: the last chunk is shorter
-    plain, changed = (nll_sums(hidden, weight, targets, **given, kernel=k) for k in (None, head.compiled("eager")))
-    grads = (torch.autograd.grad(loss, (hidden, weight)) for loss, _ in (plain, changed))
-    for mine, expected in zip((*plain, *next(grads)), (*changed, *next(grads)), strict=True):
-        assert difference(mine, expected) < 1e-12
+    monkeypatch.setattr(kernel, "BLOCK", 16)  # of 37 ids: the last is ragged
+    hidden, weight, targets, coefficients = draw(vocabulary=37, slots=slots, dtype=torch.float32)
+    hidden, weight = (x.detach().to(DEVICE).requires_grad_() for x in (hidden * 20, weight))  # logits of about 50
+    targets[0, 0] = 36
+    given = {"coefficients": coefficients.to(DEVICE), "chunk": 15}  # 37 rows: the last chunk is shorter
+    plain, fused = (nll_sums(hidden, weight, targets.to(DEVICE), **given, fused=way) for way in (False, True))
+    grads = (torch.autograd.grad(loss, (hidden, weight)) for loss, _ in (plain, fused))
+    for mine, expected in zip((*fused, *next(grads)), (*plain, *next(grads)), strict=True):
+        assert difference(mine, expected) < 1e-5
+
+
+def test_an_id_outside_the_vocabulary_is_not_a_number_in_the_kernel():
+    pytest.importorskip("tandem.nn.head_triton", reason="needs triton")
+    for target in (-1, 11):
+        hidden, weight, targets, _ = draw(slots=1, dtype=torch.float32)
+        targets[5] = target
+        given = (x.detach().to(DEVICE).requires_grad_() for x in (hidden, weight))
+        assert nll_sums(*given, targets.to(DEVICE), fused=True)[0].isnan()
 
 
 @pytest.mark.parametrize("any_of", [False, True])
@@ -340,13 +354,13 @@ def test_an_id_outside_the_vocabulary_is_an_error(target):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", [None, head.compiled()], ids=["eager", "compiled"])
-def test_on_cuda_the_head_waits_for_nothing(dtype, kernel):
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+def test_on_cuda_the_head_waits_for_nothing(dtype, fused):
     hidden, weight, targets, coefficients = draw(rows=300, vocabulary=500, width=32, dtype=torch.float32)
     hidden = (hidden.detach() / 8).to(dtype).cuda().requires_grad_()
     weight = weight.detach().cuda().requires_grad_()
     targets, coefficients = targets.cuda(), coefficients.abs().cuda()
-    asked = lambda: nll_sums(hidden, weight, targets, coefficients=coefficients, chunk=64, kernel=kernel)
+    asked = lambda: nll_sums(hidden, weight, targets, coefficients=coefficients, chunk=64, fused=fused)
     asked()  # compiled now
     torch.cuda.set_sync_debug_mode("error")
     try:
