@@ -38,7 +38,7 @@ from tandem.corpus import Batch
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.networks.network import columns_of
-from tandem.nn.attention import Backend, Groups, Plan, Source, attend, plan_attention
+from tandem.nn.attention import Backend, Groups, Plan, attend_rows, plan_attention
 from tandem.nn.block import linear_work
 from tandem.nn.cache import Cache, GraphCache, append_each
 from tandem.nn.dropout import Masks
@@ -49,6 +49,8 @@ from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
 Stream = Literal["inputs", "predictions"]
+Streams = Tensor | tuple[Tensor, ...]
+"""Both streams as rows of one tensor, or a tensor for each."""
 
 
 @register("network", "sps")
@@ -229,16 +231,12 @@ class Reading:
     ):
         read = network.streams.index(network.config.read)
         ways = spans, tuple(groups[read] for groups in spans)
-        self.both, self.one = ((way, plan_attention(way, keys, device=device, backend=backend)) for way in ways)
+        self.both, self.one = (plan_attention(way, keys, device=device, backend=backend) for way in ways)
 
-    def __call__(self, q: Tensor, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
-        """q of 2B rows, inputs first, or of B; k and v of each stream."""
-        has_both = q.shape[0] == 2 * k[0].shape[0]
-        spans, plan = self.both if has_both else self.one
-        sources = [Source(*source) for source in zip(k, v, spans, strict=True)]
-        if has_both:
-            return torch.cat(attend(q.chunk(2), sources, plan=plan))
-        return attend(q, sources, plan=plan)
+    def __call__(self, q: Tensor, k: Streams, v: Streams) -> Tensor:
+        """q of 2B rows, inputs first, or of B; k and v likewise, or of each stream."""
+        rows = len(k) // 2 if isinstance(k, Tensor) else len(k[0])
+        return attend_rows(q, k, v, plan=self.both if len(q) > rows else self.one)
 
 
 class StreamReader:
@@ -251,7 +249,7 @@ class StreamReader:
         self.read = Reading(network, spans, (T, T), x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.read(q, k.chunk(2), v.chunk(2))
+        return self.read(q, k, v)
 
 
 class StreamSession(DecoderSession):
@@ -282,7 +280,7 @@ class StreamSession(DecoderSession):
         return self._reading(1, ends, tuple(x.shape[3] for x in kv), kv[0].device, "triton")
 
     def _plans(self, plan: Any) -> tuple[Plan, ...]:
-        return plan.both[1], plan.one[1]
+        return plan.both, plan.one
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

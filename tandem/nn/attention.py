@@ -282,6 +282,34 @@ def attend(
     return (ys, lses) if return_lse else ys
 
 
+@_outside_graphs
+def attend_rows(q: Tensor, k: Tensor | Sequence[Tensor], v: Tensor | Sequence[Tensor], *, plan: Plan) -> Tensor:
+    """`attend` where one tensor holds all groups of queries, as rows, one group after the other.
+
+    Args:
+        q: (G B, H, T, D) for the G groups of the plan.
+        k, v: of each source, or (S B, ..) likewise for all its sources.
+    Returns: y like q. The triton backend takes nothing apart and puts nothing together.
+    """
+    _, S, groups, _ = plan.lo.shape
+    with torch.no_grad():  # views for the checks alone
+        queries = q.chunk(groups)
+        _check_tensors(queries, [Source(*of) for of in zip(_each(k, S), _each(v, S), plan.spans, strict=True)], plan)
+    chosen, reason = plan.choose(queries[0])
+    if chosen == "triton":
+        for found in _listening:
+            found[chosen] = reason
+        keys, values = ([x] if isinstance(x, Tensor) else x for x in (k, v))
+        return plan.fused.run((q,), keys, values, None, False)[0][0]
+    sources = [Source(*of) for of in zip(_each(k, S), _each(v, S), plan.spans, strict=True)]
+    ys = attend(q.chunk(groups), sources, plan=plan)
+    return torch.cat(ys) if groups > 1 else ys[0]
+
+
+def _each(x: Tensor | Sequence[Tensor], sources: int) -> Sequence[Tensor]:
+    return x.chunk(sources) if isinstance(x, Tensor) else x
+
+
 def _check_tensors(queries: tuple[Tensor, ...], sources: Sequence[Source], plan: Plan) -> None:
     B, H, T, D = queries[0].shape
     rows, _, groups, planned_T = plan.lo.shape

@@ -15,7 +15,7 @@ Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys 
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -90,12 +90,15 @@ class Fused:
         scale: float | None,
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The output of every group of queries and, on request, its log-sum-exp."""
+        """The output of every tensor of queries and, on request, every group's log-sum-exp.
+
+        A tensor may hold several groups or sources as rows, one after the other.
+        """
         refuse(queries[0])
         tensors = list(queries), list(keys), list(values)
         has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
         scale = queries[0].shape[3] ** -0.5 if scale is None else scale
-        if not has_backward and _rows_of_key_head(*tensors[:2]) <= FEW:
+        if not has_backward and _rows_of_key_head(queries[0], keys[0], self.lo.shape[2]) <= FEW:
             ys, lse = decode(*tensors, self.bounds, scale)
         else:
             ys, lse = attend(*tensors, self.bounds, self.readers if has_backward else [], scale)
@@ -132,21 +135,25 @@ def refuse(q: Tensor) -> None:
 def attend(
     q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, readers: list[Tensor], scale: float
 ) -> tuple[list[Tensor], Tensor]:
-    """(y of every group, log-sum-exp (G, B, H, T)); only the backward uses `readers`."""
-    q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
-    ys, lse = _empty_outputs(q)
+    """(y like q, log-sum-exp (G, B, H, T)); only the backward uses `readers`.
+
+    A tensor holds one group of queries, or one source of keys or values, or several as rows, one after the other.
+    """
+    given, (q, k, v) = q, _taken_apart(bounds, q, k, v)
+    ys, lse = _empty_outputs(given, bounds)
+    (y,) = _taken_apart(bounds, ys)
     (B, H, T, D), shape = q[0].shape, _shapes(q[0])[0]
     _launch(
         kernels.forward_kernel, _tiles_of_queries(q, shape), shape, q[0],
-        tuple(q), tuple(k), tuple(v), tuple(ys), lse, *_located(bounds), T, B, H, H // k[0].shape[1], scale * _LOG2_E,
-        *map(_strides, (q, k, v, ys)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
+        tuple(q), tuple(k), tuple(v), tuple(y), lse, *_located(bounds), T, B, H, H // k[0].shape[1], scale * _LOG2_E,
+        *map(_strides, (q, k, v, y)), GROUPS=len(q), SOURCES=len(k), D=D, **shape.blocks,
     )  # fmt: skip
     return ys, lse
 
 
 @attend.register_fake
 def _(q, k, v, bounds, readers, scale):
-    return _empty_outputs(q)
+    return _empty_outputs(q, bounds)
 
 
 @torch.library.custom_op("tandem::attend_backward", mutates_args=())
@@ -162,8 +169,8 @@ def attend_backward(
     scale: float,
 ) -> list[Tensor]:
     """The gradients of q, then of k, then of v."""
-    dq, dk, dv = ([_laid_out_like(x) for x in xs] for xs in (q, k, v))
-    dy, q, k, v, y = ([_with_near_channels(x) for x in xs] for xs in (dy, q, k, v, y))
+    gradients = [[_laid_out_like(x) for x in xs] for xs in (q, k, v)]
+    q, k, v, y, dy, dq, dk, dv = _taken_apart(bounds, q, k, v, y, dy, *gradients)
     (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
     G, terms = k[0].shape[1], lse.new_empty(*lse.shape, 2)
     numbers = (B, H, H // G, scale * _LOG2_E, scale)
@@ -181,7 +188,7 @@ def attend_backward(
                 *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])),
                 GROUPS=len(q), D=D, **for_keys.blocks,
             )  # fmt: skip
-    return [*dq, *dk, *dv]
+    return [x for xs in gradients for x in xs]
 
 
 @attend_backward.register_fake
@@ -227,9 +234,10 @@ def decode(
     The number of shares depends on shapes alone, their length on the spans, so a captured graph serves any number of
     keys.
     """
-    q, k, v = ([_with_near_channels(x) for x in xs] for xs in (q, k, v))
-    ys, lse = _empty_outputs(q)
-    (B, H, T, D), G, rows = q[0].shape, k[0].shape[1], _rows_of_key_head(q, k)
+    given, (q, k, v) = q, _taken_apart(bounds, q, k, v)
+    ys, lse = _empty_outputs(given, bounds)
+    (y,) = _taken_apart(bounds, ys)
+    (B, H, T, D), G, rows = q[0].shape, k[0].shape[1], _rows_of_key_head(q[0], k[0], len(q))
     longest = max(1, *(x.shape[2] for x in k))
     shares = min(triton.cdiv(PROGRAMS, B * G), triton.cdiv(longest, 2 * DECODE_BLOCK))
     shares = triton.next_power_of_2(shares)
@@ -243,7 +251,7 @@ def decode(
     )  # fmt: skip
     _launch(
         kernels.combine_kernel, (rows, G, B), shape, q[0],
-        parts, largest, totals, tuple(ys), lse, T, H, H // G, _strides(ys),
+        parts, largest, totals, tuple(y), lse, T, H, H // G, _strides(y),
         GROUPS=len(q), D=D, BLOCK_M=shape.queries, SHARES=shares,
     )  # fmt: skip
     return ys, lse
@@ -251,11 +259,11 @@ def decode(
 
 @decode.register_fake
 def _(q, k, v, bounds, scale):
-    return _empty_outputs(q)
+    return _empty_outputs(q, bounds)
 
 
-def _rows_of_key_head(q: list[Tensor], k: list[Tensor]) -> int:
-    return len(q) * q[0].shape[2] * (q[0].shape[1] // k[0].shape[1])
+def _rows_of_key_head(q: Tensor, k: Tensor, groups: int) -> int:
+    return groups * q.shape[2] * (q.shape[1] // k.shape[1])
 
 
 # ---- FLOPs ----------------------------------------------------------------------------------------------------------
@@ -263,18 +271,18 @@ def _rows_of_key_head(q: list[Tensor], k: list[Tensor]) -> int:
 
 @register_flop_formula([torch.ops.tandem.attend, torch.ops.tandem.decode], get_raw=True)
 def _flops(q, k, v, bounds, *_, **__):
-    return 4 * _channel_pairs(q[0], bounds)
+    return 4 * _channel_pairs(q, bounds)
 
 
 @register_flop_formula(torch.ops.tandem.attend_backward, get_raw=True)
 def _backward_flops(dy, q, k, v, y, lse, bounds, *_, **__):
-    return 10 * _channel_pairs(q[0], bounds)
+    return 10 * _channel_pairs(q, bounds)
 
 
-def _channel_pairs(q: Tensor, bounds: Tensor) -> int:
+def _channel_pairs(q: list[Tensor], bounds: Tensor) -> int:
     """Query-key pairs that are needed, over all rows, times channels of all heads."""
-    B, H, _, D = q.shape
-    return H * D * int((bounds[1] - bounds[0]).sum()) * (B // bounds.shape[1])
+    _, H, _, D = q[0].shape
+    return H * D * int((bounds[1] - bounds[0]).sum()) * (_rows(q, bounds) // bounds.shape[1])
 
 
 # ---- launching ------------------------------------------------------------------------------------------------------
@@ -328,8 +336,20 @@ def _laid_out_like(x: Tensor) -> Tensor:
     return x.new_empty_strided(x.shape, x.stride()) if x.stride(3) == 1 else _empty_like(x)
 
 
-def _empty_outputs(q: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    return [_empty_like(x) for x in q], q[0].new_empty(len(q), *q[0].shape[:3], dtype=torch.float32)
+def _empty_outputs(q: Sequence[Tensor], bounds: Tensor) -> tuple[list[Tensor], Tensor]:
+    lse = q[0].new_empty(bounds.shape[3], _rows(q, bounds), *q[0].shape[1:3], dtype=torch.float32)
+    return [_empty_like(x) for x in q], lse
+
+
+def _rows(q: Sequence[Tensor], bounds: Tensor) -> int:
+    return sum(len(x) for x in q) // bounds.shape[3]
+
+
+def _taken_apart(bounds: Tensor, q: Sequence[Tensor], *others: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Every group's or source's tensor by itself, with its channels beside each other."""
+    rows = _rows(q, bounds)
+    for xs in (q, *others):
+        yield [_with_near_channels(part) for x in xs for part in x.split(rows)]
 
 
 def _take(xs: list[Tensor], n: int) -> list[Tensor]:

@@ -291,7 +291,7 @@ def test_flops_run_are_those_of_the_pairs_that_the_tiles_visit():
     network, T = tiny(5).float(), 200
     batch = pack([[document(T, 1)]])
     reader = sps.StreamReader(network, batch.starts, network.embed(batch.tokens))
-    visited = reader.read.both[1].tiled_pairs + reader.read.one[1].tiled_pairs  # two blocks: one of both streams
+    visited = reader.read.both.tiled_pairs + reader.read.one.tiled_pairs  # two blocks: one of both streams
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         network.nll(hidden_of(network, batch), batch.targets)[0].backward()
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.nn import measured
-from tandem.nn.attention import Source, attend, attend_dense, plan_attention
+from tandem.nn.attention import Source, attend, attend_dense, attend_rows, plan_attention
 from tandem.nn.spans import Span, causal, prefix, readable
 
 fused = pytest.importorskip("tandem.nn.attention_triton", reason="needs triton")
@@ -103,6 +103,30 @@ def test_what_lies_behind_a_boundary_on_a_tile_edge_is_not_even_loaded():
     grads = torch.autograd.grad(y[:, :, 64:].sum(), leaves)
     assert y[:, :, 64:].isfinite().all() and y[:, :, :64].isnan().all()
     assert all(grad[:, :, 64:].isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("backend", ["tiled", "triton"])
+@pytest.mark.parametrize("T", [75, 3])  # 3: without gradients, by the kernel of decoding
+def test_groups_and_sources_as_rows_of_one_tensor_are_the_definition(T, backend, monkeypatch):
+    monkeypatch.setattr(patterns, "H", 1)
+    spans = PATTERNS["sps_3"](T)
+    q, sources, leaves = case_of(spans, [T] * 2, T)
+    expected = attend_dense(q, sources)
+    rows = [torch.cat(xs).detach().requires_grad_() for xs in (q, *zip(*((s.k, s.v) for s in sources), strict=True))]
+    plan = plan_attention(spans, [T] * 2, device=DEVICE, backend=backend)
+    y = attend_rows(*rows, plan=plan)
+    torch.testing.assert_close(y, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    actual = torch.autograd.grad((y * weights).sum(), rows)
+    grads = torch.autograd.grad((torch.cat(expected) * weights).sum(), leaves)  # q, q, k, v, k, v
+    for x, of in zip(actual, (grads[:2], grads[2::2], grads[3::2]), strict=True):
+        torch.testing.assert_close(x, torch.cat(of), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        apart = attend_rows(rows[0], *(x.chunk(2) for x in rows[1:]), plan=plan)  # a tensor for each source
+        torch.testing.assert_close(attend_rows(*rows, plan=plan), apart, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(apart, y, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="planned: 2 of"):
+        attend_rows(rows[0][:-1], *rows[1:], plan=plan)
 
 
 def test_readers_of_every_key_are_the_transposed_mask():
