@@ -4,7 +4,7 @@
 
 Every mask at T 4,096, the main ones at T 1,024 to 16,384: without documents, and these also with documents of lognormal
 lengths (mean 1,030, median 650, as on the web) and, at T 4,096, of exactly 1,000 tokens; 16,384 tokens a call, 768
-channels in heads of 64 or 128, bfloat16.
+channels in heads of 64, 128 or 32, bfloat16.
 
     triton, flex    `attend` by these backends; the plan is made once, as in training
     sdpa            causal SDPA of one stream without documents, by the fastest of its backends: what a mask costs
@@ -90,6 +90,7 @@ MASKS: dict[str, Callable[[Tensor], list[Groups]]] = {
 MOST, KINDS = ("causal", "sps", "double decoder"), ("none", "1000", "lognormal")
 REST = tuple(mask for mask in MASKS if mask not in MOST)
 GRID = [(4096, MOST, KINDS, 64), (4096, ("causal", "sps"), KINDS, 128), (4096, REST, ("none",), 64)]
+GRID += [(4096, ("double decoder",), ("none",), 128), (4096, MOST, ("none",), 32)]
 GRID += [(T, MOST, ("none", "lognormal"), 64) for T in (1024, 2048, 16384, 8192)]
 
 

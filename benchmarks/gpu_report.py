@@ -120,6 +120,7 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
     mfu = [x["mfu"] for x in of.get("steps", []) if x.get("network") == "decoder" and "mfu" in x]
     graph, eager, weights = "graph tokens/s", "eager tokens/s", "weight bytes"
     wide, six = "context_ready, 1 wide block", "decoder, 6 blocks"
+    by_sdpa = decode("decoder", 16, f"{eager} by SDPA")
     decoding = "decoding, M shape, batch 16, graphs: {} over decoder"
     rows = [
         *((causal.format(D), ">=", 0.80, over(least(sdpa[D]), at("causal", "none", D))) for D in (64, 128)),
@@ -137,6 +138,7 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
             (decoding.format(name), ">=", asked, over(decode(name, 16, graph), decode("decoder", 16, graph)))
             for name, asked in (("sps", 0.95), ("double_decoder", 2.2))
         ),
+        ("... eager: the decoder by its kernel over SDPA", "", None, over(decode("decoder", 16, eager), by_sdpa)),
         ("decoding, batch 1, eager: wide over six", ">=", 2.6, over(decode(wide, 1, eager), decode(six, 1, eager))),
         ("... as CUDA graphs", "", None, over(decode(wide, 1, graph), decode(six, 1, graph))),
         ("... as bytes of weights predict", "", None, over(decode(six, 1, weights), decode(wide, 1, weights))),

@@ -3,14 +3,12 @@
     python benchmarks/gpu.py --shapes --out FOLDER        compiles side by side, then times
     python benchmarks/gpu_shapes.py --out shapes.jsonl [--masks causal] [--widths 64] [--rounds 10] [--tiny]
 
-One kernel is varied at a time; a forward is timed alone, the gradient of keys as a backward in one walk, the gradient
-of queries as one in two walks, with the shipped tiles of the other kernel. Without documents, T 4,096, 16,384 tokens a
-call, 768 channels, bfloat16. The result of a candidate is compared with that of the shipped tiles: `off` is the largest
-difference over the largest value.
+One kernel is varied at a time; a forward is timed alone, a gradient as a whole backward with the shipped tiles of the
+other kernel. Without documents, T 4,096, 16,384 tokens a call, 768 channels, bfloat16. The result of a candidate is
+compared with that of the shipped tiles: `off` is the largest difference over the largest value.
 
-Candidates are shapes that fit in registers, or nearly (registers.py), some with two or three programs on a
-multiprocessor instead of one.
-The best go into `HALF` of tandem/nn/attention_triton.py.
+Candidates are shapes that fit in registers, or nearly (registers.py), most with two or three programs on a
+multiprocessor. The best go into `HALF` of tandem/nn/attention_triton.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,9 +40,7 @@ CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, sta
 }
 
 
-def arms_of(
-    mask: str, kernels: list[str], B: int, T: int, H: int, D: int, dtype: torch.dtype
-) -> Iterator[tuple[str, Callable[[], Any]]]:
+def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Any]]]:
     spans = [group if len(group) > 1 else group[0] for group in MASKS[mask](documents("none", B, T))]
     generator = torch.Generator(DEVICE).manual_seed(0)
 
@@ -76,11 +72,8 @@ def arms_of(
             attention_triton.HALF[width] = shipped
 
     for kernel, given in enumerate(CANDIDATES[64 if D < 64 else D]):
-        if KERNELS[kernel] not in kernels:
-            continue
         for shape in (shipped[kernel], *map(Shape._make, given[:1] if D < 64 else given)):
-            name = f"{KERNELS[kernel]} {','.join(map(str, shape))}"
-            yield name, partial(with_tiles, kernel, shape)
+            yield f"{KERNELS[kernel]} {','.join(map(str, shape))}", partial(with_tiles, kernel, shape)
 
 
 def off(found: tuple[Tensor, ...], shipped: tuple[Tensor, ...]) -> float:
@@ -93,7 +86,7 @@ def measure(out: Path, mask: str, D: int, options: Any) -> None:
     tokens, T, channels, dtype = (32, 32, 32, torch.float16) if options.tiny else (16_384, 4096, 768, torch.bfloat16)
     D = 16 if options.tiny else D
     B, H = tokens // T, channels // D
-    arms = dict(arms_of(mask, options.kernels, B, T, H, D, dtype))
+    arms = dict(arms_of(mask, B, T, H, D, dtype))
     timed = time_arms(arms, options.rounds, 1 if options.tiny or not options.rounds else 3)
     differ, shipped = {}, {}
     for name in [name for name in arms if "failed" not in timed.get(name, {}) and options.rounds]:
@@ -109,7 +102,6 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--masks", nargs="+", choices=MOST, default=list(MOST))
     arguments.add_argument("--widths", nargs="+", type=int, choices=list(CANDIDATES), default=list(CANDIDATES))
-    arguments.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     arguments.add_argument("--rounds", type=int, default=20, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()

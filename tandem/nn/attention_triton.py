@@ -54,6 +54,8 @@ HALF = {
     64: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 4, 3)),
     128: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 2), Shape(64, 64, 4, 2)),
 }
+PAIRED = {64: Shape(128, 64, 4, 3)}
+"""The tile of the gradient of queries where two groups share it, if that is another."""
 _SMALL = Shape(32, 32, 4, 1)
 SINGLE = {width: (_SMALL, _SMALL, _SMALL) for width in HALF}  # float32 does not use the matrix units
 
@@ -142,7 +144,7 @@ def attend(
     given, (q, k, v) = q, _taken_apart(bounds, q, k, v)
     ys, lse = _empty_outputs(given, bounds)
     (y,) = _taken_apart(bounds, ys)
-    (B, H, T, D), shape = q[0].shape, _shapes(q[0])[0]
+    (B, H, T, D), shape = q[0].shape, _shapes(q)[0]
     _launch(
         kernels.forward_kernel, _tiles_of_queries(q, shape), shape, q[0],
         tuple(q), tuple(k), tuple(v), tuple(y), lse, *_located(bounds), T, B, H, H // k[0].shape[1], scale * _LOG2_E,
@@ -171,7 +173,7 @@ def attend_backward(
     """The gradients of q, then of k, then of v."""
     gradients = [[_laid_out_like(x) for x in xs] for xs in (q, k, v)]
     q, k, v, y, dy, dq, dk, dv = _taken_apart(bounds, q, k, v, y, dy, *gradients)
-    (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q[0])
+    (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q)
     G, terms = k[0].shape[1], lse.new_empty(*lse.shape, 2)
     numbers = (B, H, H // G, scale * _LOG2_E, scale)
     _launch(
@@ -299,8 +301,10 @@ def _block_width(D: int) -> int:
     return max(16, triton.next_power_of_2(D))  # tl.dot needs at least 16
 
 
-def _shapes(q: Tensor) -> tuple[Shape, Shape, Shape]:
-    return (SINGLE if q.dtype == torch.float32 else HALF)[max(32, triton.next_power_of_2(q.shape[3]))]
+def _shapes(q: list[Tensor]) -> tuple[Shape, Shape, Shape]:
+    width, is_single = max(32, triton.next_power_of_2(q[0].shape[3])), q[0].dtype == torch.float32
+    forward, of_queries, of_keys = (SINGLE if is_single else HALF)[width]
+    return forward, of_queries if is_single or len(q) == 1 else PAIRED.get(width, of_queries), of_keys
 
 
 def _tiles_of_queries(q: list[Tensor], shape: Shape) -> tuple[int, int, int]:

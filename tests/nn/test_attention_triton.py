@@ -23,6 +23,7 @@ def small(monkeypatch):
     for table in (fused.HALF, fused.SINGLE):
         for width in table:
             monkeypatch.setitem(table, width, SMALL)
+            monkeypatch.setitem(fused.PAIRED, width, SMALL[1])
     monkeypatch.setattr(patterns, "H", 2)
     monkeypatch.setattr(patterns, "G", 1)
 
