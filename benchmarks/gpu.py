@@ -37,7 +37,7 @@ PYDANTIC = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection",
 NEEDED = (*PYDANTIC, "yaml", "tokenizers")
 """What importing tandem.networks needs besides torch and numpy."""
 WHEELS = {"yaml": "pyyaml"}
-TOTAL = 470
+TOTAL = 440
 
 
 class Part(NamedTuple):
