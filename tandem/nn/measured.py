@@ -24,7 +24,12 @@ class Speed(NamedTuple):
 WIDEST = 128
 """Most channels of a head in the fused kernels: beyond, a tile of keys no longer fits beside the accumulators."""
 
-SPEEDS: list[Speed] = []  # no CUDA device has been measured yet
+H200 = "NVIDIA H200"
+SPEEDS = [  # so far at T 4,096 alone, before the tiles of now
+    Speed(H200, 1, 1, 64, 1.14, "first-h200.jsonl"),
+    Speed(H200, 2, 2, 64, 1.39, "first-h200.jsonl"),
+    Speed(H200, 2, 1, 64, 1.38, "first-h200.jsonl"),
+]
 
 
 def choose(device: str, sources: int, groups: int, width: int) -> tuple[bool, str]:
