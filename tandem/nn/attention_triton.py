@@ -48,7 +48,8 @@ class Shape(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-# By head width, rounded up: forward, gradient of queries, gradient of keys; the fastest on an H200 (docs/attention.md).
+# By head width, rounded up: forward, gradient of queries, gradient of keys; of 64 and 128 channels the fastest on an
+# H200 (docs/attention.md), of 32 those of 64.
 HALF = {
     32: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 4, 3)),
     64: (Shape(64, 64, 4, 3), Shape(64, 64, 4, 3), Shape(64, 64, 4, 3)),
