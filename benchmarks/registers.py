@@ -66,7 +66,8 @@ class Compiling:
             with contextlib.redirect_stdout(io.StringIO()) as told:
                 made = self.kernel.warmup(*arguments, grid=grid, **given)
             said = TOLD.setdefault(made.hash, told.getvalue())
-            tile = [given.get("BLOCK_M", 1), given.get("BLOCK_N") or given.get("BLOCK") or given["BLOCK_D"], given["num_warps"]]
+            columns = given.get("BLOCK_N") or given.get("BLOCK") or given["BLOCK_D"]
+            tile = [given.get("BLOCK_M", 1), columns, given["num_warps"]]
             self.found[self.kernel.__name__] = {"tile": tile} | facts(made, said, given["num_warps"])
 
         return launch

@@ -63,7 +63,8 @@ BUGS = {
     "nn/cache_triton.py": [
         ("in one launch, a ring's entry stands once", IN_ONE,
          "tl.store(at + ring * to_entry, k, mask=there)", "tl.store(at, k, mask=there)"),
-        ("in one launch, nothing is a ring", IN_ONE, "number % ring if ring > 0 else number", "number"),
+        ("in one launch, a ring is entered a place late", IN_ONE,
+         "number % ring if ring > 0 else number", "(number + 1) % ring if ring > 0 else number"),
     ],
     "nn/flex.py": [
         ("all rows read the blocks of the first", BLOCKS,
