@@ -354,7 +354,7 @@ def _taken_apart(bounds: Tensor, q: Sequence[Tensor], *others: Sequence[Tensor])
     """Every group's or source's tensor by itself, with its channels beside each other."""
     rows = _rows(q, bounds)
     for xs in (q, *others):
-        yield [_with_near_channels(part) for x in xs for part in x.split(rows)]
+        yield [_with_near_channels(part) for x in xs for part in ((x,) if len(x) == rows else x.split(rows))]
 
 
 def _take(xs: list[Tensor], n: int) -> list[Tensor]:
