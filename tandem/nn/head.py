@@ -51,7 +51,7 @@ def nll_sums(
         coefficients: weight of each target, of the shape of the targets or (S,); 1 if not given. No gradient.
         any_of: any one of a row's targets is right: its nll is -log of the sum of their probabilities, each target
             counted once. Its coefficient is the largest of its targets', repeats left out, and there is one sum.
-        chunk: rows whose logits exist at once; by default 2^25 logits, at most 1,024 rows, on CUDA 2^27 logits.
+        chunk: rows whose logits exist at once; by default 2^25 logits, at most 1,024 rows; if fused, 2^27 logits.
         fused: do the work between the products in one kernel (head_triton.py); None: on CUDA, where there is triton.
             Only where a gradient is needed, not for `any_of` and float64.
     Returns: (loss, differentiable once with respect to hidden and weight; sums_S in nats, detached).
@@ -67,9 +67,9 @@ def nll_sums(
     shape = (len(hidden_NC), *slots)
     coefficients_NS = given.to(_exact(hidden_NC)).reshape(-1, *slots).expand(shape)
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_NC, weight_VC)]
-    chunk = chunk or _rows_at_once(weight_VC)
     fused = hidden_NC.is_cuda and _has_triton() if fused is None else fused
     fused = fused and any(wanted) and not any_of and hidden_NC.dtype != torch.float64
+    chunk = chunk or _rows_at_once(weight_VC, fused)
     return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, any_of, chunk, wanted, fused)
 
 
@@ -222,10 +222,10 @@ def _exact(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-def _rows_at_once(weight_VC: Tensor) -> int:
+def _rows_at_once(weight_VC: Tensor, fused: bool = False) -> int:
     # On 2 cores, 512 to 2,048 rows are equally fast at V 32,000 and V 4,096, and 128 rows slower. On CUDA every chunk
     # adds to the gradient of the weight (0.14 ms on an H200 for 50,304 ids of 768 channels): fewer are faster.
-    most, logits = (2**27, 2**27) if weight_VC.is_cuda else (1024, 2**25)
+    most, logits = (2**27, 2**27) if fused else (1024, 2**25)
     return max(1, min(most, logits // weight_VC.shape[0]))
 
 
