@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from gpu_attention import DEVICE, MASKS, MOST, documents
@@ -23,13 +24,13 @@ from torch import Tensor
 
 from tandem.nn import attention_triton
 from tandem.nn.attention import Source, attend, plan_attention
-from tandem.nn.attention_triton import HALF, Shape
+from tandem.nn.attention_triton import HALF, PAIRED, Shape
 
 KERNELS = ("forward", "gradient of queries", "gradient of keys")
 CANDIDATES = {  # by head width and kernel: tile of queries, of keys, warps, stages
     64: (
         ((64, 64, 4, 4), (64, 64, 4, 2), (64, 32, 4, 4), (128, 64, 4, 3), (128, 64, 8, 4)),
-        ((64, 64, 4, 2), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 64, 4, 3)),
+        ((64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 64, 4, 3)),
         ((64, 64, 4, 4), (32, 64, 4, 3), (64, 32, 4, 3), (32, 128, 4, 3), (64, 128, 8, 3)),
     ),
     128: (
@@ -53,7 +54,7 @@ def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> It
     seeds, leaves = [draw() for _ in q], [*q, *(x for source in sources for x in (source.k, source.v))]
     plan = plan_attention(spans, [T] * len(spans), device=DEVICE, backend="triton")
     width = max(32, 1 << (D - 1).bit_length())
-    shipped, made = HALF[width], []
+    shipped, made = attention_triton._shapes(list(q)), []
 
     def forward() -> tuple[Tensor, ...]:
         y = attend(q if groups > 1 else q[0], sources, plan=plan)
@@ -65,11 +66,9 @@ def arms_of(mask: str, B: int, T: int, H: int, D: int, dtype: torch.dtype) -> It
         return torch.autograd.grad(made[0], leaves, seeds, retain_graph=True)
 
     def with_tiles(kernel: int, shape: Shape) -> tuple[Tensor, ...]:
-        attention_triton.HALF[width] = (*shipped[:kernel], shape, *shipped[kernel + 1 :])
-        try:
+        tiles = (*shipped[:kernel], shape, *shipped[kernel + 1 :])
+        with patch.dict(HALF, {width: tiles}), patch.dict(PAIRED, {width: tiles[1]}):
             return backward() if kernel else forward()
-        finally:
-            attention_triton.HALF[width] = shipped
 
     for kernel, given in enumerate(CANDIDATES[64 if D < 64 else D]):
         for shape in (shipped[kernel], *map(Shape._make, given[:1] if D < 64 else given)):
