@@ -1,7 +1,7 @@
 """What the head does between its products, on CUDA in one kernel: softmax, nll of all targets, gradient.
 
 A program holds one row. It goes over the logits twice, first for the log-sum-exp, then to overwrite them with the
-gradient; the second time most of them are still in the L2 cache.
+gradient; a row is short enough to be in the L2 cache still the second time.
 
 Shapes: n rows, V vocabulary, S targets of a row.
 """
