@@ -99,7 +99,7 @@ COMPILING = [
 ]
 FIRST = [*COMPILING, *TESTS, compiling("passes", NETWORKS, "passes")]
 PART_GIB = 6
-"""Device memory of a part of the first phase; all 24 of them, on 16 cores, take about 120 GB together."""
+"""Device memory of a part of the first phase; by estimate: the large ones take 10 to 25."""
 BENCHMARKS = [  # together 345 seconds: compiling and the tests get what is left
     # One process each: an error that breaks the device breaks it for the rest of its process.
     Part("attention-causal", 35, [ATTENTION, "--masks", "causal"]),
