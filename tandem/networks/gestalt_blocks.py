@@ -106,7 +106,7 @@ class MemoryBlock(nn.Module):
         """x (1, P, C) to (1, P, C)."""
         if not self.slots:
             return self.think(x, drop)
-        ask, finish = current_parts(self)
+        ask, finish = current_parts(self, reader)
         y = reader.remember(self.layer, ask(self, x))
         return finish(self, x, y, reader.filled, drop)
 
@@ -138,7 +138,7 @@ class SerialBlock(Block):
 
     def read(self, x: Tensor, reader: Memory, drop: float) -> Tensor:
         """x plus the output of self-attention."""
-        q, k, v = current_parts(self)[0](self, x, reader.rotation)
+        q, k, v = current_parts(self, reader)[0](self, x, reader.rotation)
         return self.add(x, reader(self.layer, q, k, v), drop)
 
 

@@ -25,6 +25,7 @@ channels of a tensor are contiguous. BLOCK_D is D rounded up to a power of two.
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
+# ruff: noqa: RUF005 - Triton has no starred expressions
 # What Triton's compiler treats as a constexpr, a range or a tuple is not one to a type checker.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -127,26 +128,37 @@ def tile_of_queries(T, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def read_block(
+    acc, m, l, q, k, v, k_stride, v_stride, j, end, lo, hi, to_base_2,
+    MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The running softmax over the keys j: unscaled output, largest score (base 2) and sum of weights."""
+    keys = load_tile(k, k_stride, j, end, MASKED, D, BLOCK_D)
+    score = tl.dot(q, tl.trans(keys), input_precision="ieee")
+    if MASKED:
+        score = tl.where((lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None]), score, float("-inf"))
+    largest = tl.maximum(m, tl.max(score, 1) * to_base_2)
+    # A query that has read nothing yet has no largest score: -inf minus -inf would be NaN.
+    shift = tl.where(largest == float("-inf"), 0.0, largest) if MASKED else largest
+    p = tl.exp2(score * to_base_2 - shift[:, None])
+    keep = tl.exp2(m - shift)
+    l = l * keep + tl.sum(p, 1)
+    values = load_tile(v, v_stride, j, end, MASKED, D, BLOCK_D)
+    acc = tl.dot(p.to(values.dtype), values, acc * keep[:, None], input_precision="ieee")
+    return acc, largest, l
+
+
+@triton.jit
 def read_keys(
     acc, m, l, q, k, v, k_stride, v_stride, lo, hi, start, end, before, full, blocks, to_base_2,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax over a source: unscaled output, largest score (base 2) and sum of weights."""
+    """The running softmax over one pass over a source."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
         j = start + nth_block(n, before, full, MASKED) * BLOCK_N + tl.arange(0, BLOCK_N)
-        keys = load_tile(k, k_stride, j, end, MASKED, D, BLOCK_D)
-        score = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        if MASKED:
-            score = tl.where((lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None]), score, float("-inf"))
-        largest = tl.maximum(m, tl.max(score, 1) * to_base_2)
-        # A query that has read nothing yet has no largest score: -inf minus -inf would be NaN.
-        shift = tl.where(largest == float("-inf"), 0.0, largest) if MASKED else largest
-        p = tl.exp2(score * to_base_2 - shift[:, None])
-        keep = tl.exp2(m - shift)
-        l = l * keep + tl.sum(p, 1)
-        values = load_tile(v, v_stride, j, end, MASKED, D, BLOCK_D)
-        acc = tl.dot(p.to(values.dtype), values, acc * keep[:, None], input_precision="ieee")
-        m = largest
+        acc, m, l = read_block(
+            acc, m, l, q, k, v, k_stride, v_stride, j, end, lo, hi, to_base_2, MASKED, D, BLOCK_D
+        )  # fmt: skip
     return acc, m, l
 
 
@@ -330,6 +342,9 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    # One loop over the blocks of all sources, as a second one would wait for its first keys again: block n of all is at
+    # begins[s] + n BLOCK_N of source s, the last with firsts[s] <= n.
+    blocks, firsts, begins, ends, los, his, keys, values = 0, (), (), (), (), (), (), ()
     for s in tl.static_range(SOURCES):
         at = bounds + b * to_row + (s * GROUPS + group) * T + i
         lo, hi = tl.load(at, mask=here, other=0), tl.load(at + to_hi, mask=here, other=0)
@@ -337,12 +352,25 @@ def decode_kernel(
         keys_per_share = tl.cdiv(tl.cdiv(tl.maximum(end - start, 0), BLOCK_N), tl.num_programs(0)) * BLOCK_N
         start += share * keys_per_share
         end = tl.minimum(start + keys_per_share, end)
-        blocks = tl.cdiv(tl.maximum(end - start, 0), BLOCK_N)
-        keys = k[s] + b * k_strides[3 * s] + key_head * k_strides[3 * s + 1]
-        values = v[s] + b * v_strides[3 * s] + key_head * v_strides[3 * s + 1]
-        acc, top, total = read_keys(
-            acc, top, total, queries, keys, values, k_strides[3 * s + 2], v_strides[3 * s + 2], lo, hi,
-            start, end, blocks, 0, blocks, to_base_2, True, D, BLOCK_D, BLOCK_N,
+        firsts, begins, ends = firsts + (blocks,), begins + (start - blocks * BLOCK_N,), ends + (end,)
+        los, his = los + (lo,), his + (hi,)
+        keys += (k[s] + b * k_strides[3 * s] + key_head * k_strides[3 * s + 1],)
+        values += (v[s] + b * v_strides[3 * s] + key_head * v_strides[3 * s + 1],)
+        blocks += tl.cdiv(tl.maximum(end - start, 0), BLOCK_N)
+    for n in tl.range(0, blocks):
+        begin, end, lo, hi, of_keys, of_values = begins[0], ends[0], los[0], his[0], keys[0], values[0]
+        k_stride, v_stride = k_strides[2], v_strides[2]
+        for s in tl.static_range(1, SOURCES):
+            is_past = n >= firsts[s]
+            begin, end = tl.where(is_past, begins[s], begin), tl.where(is_past, ends[s], end)
+            lo, hi = tl.where(is_past, los[s], lo), tl.where(is_past, his[s], hi)
+            of_keys, of_values = tl.where(is_past, keys[s], of_keys), tl.where(is_past, values[s], of_values)
+            k_stride = tl.where(is_past, k_strides[3 * s + 2], k_stride)
+            v_stride = tl.where(is_past, v_strides[3 * s + 2], v_stride)
+        j = begin + n * BLOCK_N + tl.arange(0, BLOCK_N)
+        acc, top, total = read_block(
+            acc, top, total, queries, of_keys, of_values, k_stride, v_stride, j, end, lo, hi, to_base_2,
+            True, D, BLOCK_D,
         )  # fmt: skip
     line = ((b * tl.num_programs(1) + key_head) * tl.num_programs(0) + share) * BLOCK_M + m
     tl.store(outputs + line[:, None] * BLOCK_D + d[None, :], acc)

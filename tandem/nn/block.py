@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ class Block(nn.Module):
         With `asking`, only those rows are updated; the others serve as keys and values alone. `drop` is the dropout
         rate of what is added to x. A mixture of experts reports its routing to `tell`.
         """
-        project, finish, project_apart, *_ = current_parts(self)
+        project, finish, project_apart, *_ = current_parts(self, reader)
         if asking is None:
             q, k, v = project(self, x, reader.rotation)
         else:
@@ -204,9 +205,10 @@ def turned(heads: Tensor, rotation: Rotation | None, dtype: torch.dtype) -> Tens
     return heads.transpose(1, 2).to(dtype)
 
 
-def current_parts(block: Any) -> tuple[Callable, ...]:
-    """The functions of a block; compiled ones serve training only, as other work comes in many shapes."""
-    return (block.kernels if torch.is_grad_enabled() else None) or block.parts()
+def current_parts(block: Any, reader: Any = None) -> tuple[Callable, ...]:
+    """The functions of a block; compiled ones serve training and fixed sessions, as other work comes in many shapes."""
+    has_one_shape = torch.is_grad_enabled() or getattr(reader, "clock", None) is not None
+    return (block.kernels if has_one_shape else None) or block.parts()
 
 
 def compile_blocks(blocks: Iterable[Any], backend: str, dynamic: bool = False) -> None:
@@ -214,6 +216,9 @@ def compile_blocks(blocks: Iterable[Any], backend: str, dynamic: bool = False) -
 
     `dynamic`: one graph serves rows of any length.
     """
+    # As newer PyTorch does by default (2.13, not 2.11): a backward expects gradients with the strides of their tensors,
+    # which those of attention have, and copies any others.
+    torch._functorch.config.guess_tangent_strides_as_outputs = True
     for kind in {type(block) for block in blocks}:
         kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in kind.parts())
         for block in blocks:

@@ -21,22 +21,23 @@ def append_kernel(
     ks, vs, stores, rings, clock, k_strides, v_strides, store_strides, G,
     STORES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Key and value of one row and key head, in every store; grid (B G,). `rings`: entries until a place comes again,
-    0 for a store that keeps all; in a ring, each entry stands twice."""
+    """Key and value of one row and key head, in one store; grid (B G, STORES). `rings`: entries until a place comes
+    again, 0 for a store that keeps all; in a ring, each entry stands twice."""
     b, g, d = tl.program_id(0).to(tl.int64) // G, tl.program_id(0) % G, tl.arange(0, BLOCK_D)
     number, there = tl.load(clock), d < D
     for s in tl.static_range(STORES):
-        ring = rings[s]
-        place = number % ring if ring > 0 else number
-        to_values, to_entry = store_strides[4 * s], store_strides[4 * s + 3]
-        at = stores[s] + b * store_strides[4 * s + 1] + g * store_strides[4 * s + 2] + place * to_entry + d
-        k = tl.load(ks[s] + b * k_strides[2 * s] + g * k_strides[2 * s + 1] + d, mask=there)
-        v = tl.load(vs[s] + b * v_strides[2 * s] + g * v_strides[2 * s + 1] + d, mask=there)
-        tl.store(at, k, mask=there)
-        tl.store(at + to_values, v, mask=there)
-        if ring > 0:
-            tl.store(at + ring * to_entry, k, mask=there)
-            tl.store(at + ring * to_entry + to_values, v, mask=there)
+        if tl.program_id(1) == s:
+            ring = rings[s]
+            place = number % ring if ring > 0 else number
+            to_values, to_entry = store_strides[4 * s], store_strides[4 * s + 3]
+            at = stores[s] + b * store_strides[4 * s + 1] + g * store_strides[4 * s + 2] + place * to_entry + d
+            k = tl.load(ks[s] + b * k_strides[2 * s] + g * k_strides[2 * s + 1] + d, mask=there)
+            v = tl.load(vs[s] + b * v_strides[2 * s] + g * v_strides[2 * s + 1] + d, mask=there)
+            tl.store(at, k, mask=there)
+            tl.store(at + to_values, v, mask=there)
+            if ring > 0:
+                tl.store(at + ring * to_entry, k, mask=there)
+                tl.store(at + ring * to_entry + to_values, v, mask=there)
 
 
 def append(caches: Sequence[Any], ks: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
@@ -46,7 +47,7 @@ def append(caches: Sequence[Any], ks: Sequence[Tensor], vs: Sequence[Tensor]) ->
     ks, vs = ([x if x.stride(3) == 1 else x.contiguous() for x in xs] for xs in (ks, vs))
     kernel: Any = append_kernel
     with torch.cuda.device(stores[0].device) if stores[0].is_cuda else contextlib.nullcontext():
-        kernel[(B * G,)](
+        kernel[(B * G, len(stores))](
             tuple(ks), tuple(vs), tuple(stores), tuple(0 if c.window is None else c.window + 1 for c in caches),
             caches[0].clock, *(tuple(n for x in xs for n in x.stride()[:2]) for xs in (ks, vs)),
             tuple(n for x in stores for n in x.stride()[:4]), G,

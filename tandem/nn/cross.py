@@ -46,7 +46,7 @@ class CrossBlock(Block):
 
     def forward(self, x: Tensor, reader: CrossReader) -> Tensor:  # type: ignore[override]
         """x (B, T, C) to (B, T, C)."""
-        project, ask, finish = current_parts(self)
+        project, ask, finish = current_parts(self, reader)
         q, k, v = project(self, x, reader.rotation)
         x, q = ask(self, x, reader(self.layer, q, k, v), reader.rotation)
         return finish(self, x, reader.cross(self, q))

@@ -209,6 +209,8 @@ def _add_product(total_VC: Tensor, left_Vn: Tensor, right_nC: Tensor) -> None:
     """total += left @ right; a total of higher precision is summed in that precision."""
     if total_VC.dtype == left_Vn.dtype:
         torch.addmm(total_VC, left_Vn, right_nC, out=total_VC)
+    elif total_VC.is_cuda:
+        torch.addmm(total_VC, left_Vn, right_nC, out_dtype=total_VC.dtype, out=total_VC)
     else:
         total_VC += torch.mm(left_Vn, right_nC, out=left_Vn.new_empty(total_VC.shape))
 
