@@ -117,7 +117,10 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
 
     one, sps, causal = at("causal", "none"), at("sps", "none"), "causal, T 4,096, D {}: speed over the fastest SDPA"
     sdpa = {D: [at("causal", "none", D, f"sdpa {kind}") for kind in ("flash", "cudnn")] for D in (64, 128)}
-    mfu = [x["mfu"] for x in of.get("steps", []) if x.get("network") == "decoder" and "mfu" in x]
+    mfu, all_pairs = (
+        max((x[key] for x in of.get("steps", []) if x.get("network") == "decoder" and key in x), default=None)
+        for key in ("mfu", "mfu, all pairs")
+    )
     graph, eager, weights = "graph tokens/s", "eager tokens/s", "weight bytes"
     wide, six = "context_ready, 1 wide block", "decoder, 6 blocks"
     by_sdpa = decode("decoder", 16, f"{eager} by SDPA")
@@ -133,7 +136,8 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
         ("double decoder, aligned to 128", "<=", 1.10, over(at("double decoder, aligned", "none"), one)),
         ("... of the fastest SDPA", "", None, over(at("double decoder, aligned", "none"), least(sdpa[64]))),
         ("training step of SPS over the decoder, S", "<=", 1.85, over(step("sps", "ms"), step("decoder", "ms"))),
-        ("model FLOP use of the decoder, S", ">=", 0.45, max(mfu, default=None)),
+        ("model FLOP use of the decoder, S", ">=", 0.45, mfu),
+        ("... as PaLM counts it, all pairs of a row", "", None, all_pairs),
         *(
             (decoding.format(name), ">=", asked, over(decode(name, 16, graph), decode("decoder", 16, graph)))
             for name, asked in (("sps", 0.95), ("double_decoder", 2.2))

@@ -80,10 +80,12 @@ def compare(
     return {"what": what, "ratio": ratio, "quartiles": [low, high], "ms": ms, "pairs": pairs}
 
 
-def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, dict[str, Any]]:
-    """Milliseconds of each arm, median and quartiles over interleaved rounds. An arm that fails reports its error,
-    whatever its type: those of Triton's compiler, say, are not RuntimeErrors. Each arm is timed once as soon as it is
-    warm, so those timed before an arm breaks the device keep a number.
+def time_arms(
+    arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3, calls: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a call of each arm, median and quartiles over interleaved rounds of `calls` in a row. An arm that
+    fails reports its error, whatever its type: those of Triton's compiler, say, are not RuntimeErrors. Each arm is
+    timed once as soon as it is warm, so those timed before an arm breaks the device keep a number.
 
     On CUDA by the device's own clock, which starts when the host is AHEAD cycles ahead: as in a run, a device that has
     work queued does not wait for the host to launch a kernel.
@@ -92,12 +94,13 @@ def time_arms(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) 
     on_device = torch.cuda.is_available()
     for turn in range(max(1, rounds)):
         for name in [name for name in arms if name not in failed]:
-            run = arms[name]
+            run = lambda arm=arms[name]: [arm() for _ in range(calls)]
             try:
                 for _ in range(warmup if turn == 0 else 0):
                     run()
                 if rounds:
-                    times[name].append(_device_ms(run) if on_device else 1e3 * _time(run, time.perf_counter))
+                    ms = _device_ms(run) if on_device else 1e3 * _time(run, time.perf_counter)
+                    times[name].append(ms / calls)
                 elif on_device:
                     torch.cuda.synchronize()  # errors on the device are raised here, not in the next arm
             except Exception as error:  # an arm that fails does not stop the others

@@ -62,6 +62,19 @@ def test_what_can_not_be_fixed_says_why(name, settings, keep, says):
         session.fix(16)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_compiled_blocks_serve_training_and_fixed_steps_alone(name, monkeypatch):
+    called, compiled = [], lambda part, **_: lambda *given: called.append(part) or part(*given)
+    monkeypatch.setattr(torch, "compile", compiled)
+    session = network(name).compile().session(2)
+    tokens = session.step(session.prefill(PROMPTS).argmax(-1)).argmax(-1)
+    assert not called  # work in many shapes
+    session.fix(capacity=16)
+    session.ready()
+    session.step(tokens)
+    assert called
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_cuda_a_capture_is_refused():
     with pytest.raises(ValueError, match="captured on CUDA only"):
@@ -69,9 +82,10 @@ def test_without_cuda_a_capture_is_refused():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", NETWORKS)
-def test_cuda_graphs_say_what_a_session_says(name):
+@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in NETWORKS), ("sps", True)])
+def test_cuda_graphs_say_what_a_session_says(name, compiled):
     built = network(name, "cuda", width=64)
+    built = built.compile() if compiled else built
     plain, captured = built.session(2), CapturedSession(built.session(2), capacity=40)
     tokens = plain.prefill(PROMPTS).argmax(-1)
     captured.prefill(PROMPTS)
