@@ -10,7 +10,7 @@ channels in heads of 64, 128 or 32, bfloat16.
     sdpa            causal SDPA of one stream without documents, by the fastest of its backends: what a mask costs
     dense           SDPA with the mask as a tensor; for two streams, over the interleaved sequence of 2T tokens
     flex in turns   FlexAttention over those 2T tokens, its mask computed from positions and document starts,
-                    its blocks as PyTorch finds them
+                    its blocks as PyTorch finds them, heads of 64 only
                     (both are given interleaved tokens: interleaving them is not timed)
 
 --tiny: a few tokens and heads, on any device; on a CPU the kernels run in Triton's interpreter.
@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tandem.nn.attention import Groups, Source, attend, plan_attention
-from tandem.nn.spans import Span, causal, prefix, readable
+from tandem.nn.spans import Span, causal, prefix
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -130,22 +130,29 @@ def arms_of(
 def dense_arms(
     spans: list[Groups], q: list[Tensor], kv: list[tuple[Tensor, Tensor]], seeds: list[Tensor], tiny: bool
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    groups, (B, _, T, _) = len(q), q[0].shape
+    groups, (B, _, T, D) = len(q), q[0].shape
     leaves = [*q, *(x for pair in kv for x in pair)]
-    may = [torch.stack([readable(span, T) for span in group], 2) for group in spans]  # (B, T, groups, N)
+    may = [torch.stack([readable_there(span, B, T) for span in group], 2) for group in spans]  # (B, T, groups, N)
     if groups > 1:
-        mask = torch.stack(may, 4).reshape(B, groups * T, -1)[:, None].to(DEVICE)
+        mask = torch.stack(may, 4).reshape(B, groups * T, -1)[:, None]
         leaves = [interleaved(xs).detach().requires_grad_() for xs in (q, *zip(*kv, strict=True))]
         lines = lambda: leaves
     else:
-        mask = torch.cat(may, 3).flatten(1, 2)[:, None].to(DEVICE)
+        mask = torch.cat(may, 3).flatten(1, 2)[:, None]
         lines = lambda: (q[0], *(torch.cat([pair[n] for pair in kv], 2) for n in (0, 1)))
     line_seeds = [interleaved(seeds) if groups > 1 else seeds[0]]
     yield "dense", backward(lambda: F.scaled_dot_product_attention(*lines(), attn_mask=mask), leaves, line_seeds)
-    if groups > 1 and CUDA and not tiny:
+    if groups > 1 and CUDA and D == 64 and not tiny:
         in_turns = torch.compile(flex_attention)
         blocks = create_block_mask(turns_mask(spans, B, DEVICE), B, None, *mask.shape[2:], device=DEVICE)
         yield "flex in turns", backward(lambda: in_turns(*lines(), block_mask=blocks), leaves, line_seeds)
+
+
+def readable_there(span: Span, B: int, keys: int) -> Tensor:
+    """The mask (B, T, N) of a span, made on the device, where it takes no time."""
+    lo, hi = (x.expand(B, -1).to(DEVICE)[..., None] for x in (span.lo, span.hi))
+    j = torch.arange(keys, device=DEVICE)
+    return (lo <= j) & (j < hi)
 
 
 def turns_mask(spans: list[Groups], B: int, device: torch.device) -> Callable[..., Tensor]:

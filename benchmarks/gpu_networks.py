@@ -3,7 +3,7 @@
     python benchmarks/gpu_networks.py steps --out steps.jsonl [--tiny]
 
     steps    a training step of every registered network at S shape (12 blocks, C 768, 131 M), 8 rows of T 4,096,
-             compiled, against the plain decoder, attention by flex and by triton; four steps in a row, as in a run
+             compiled, against the plain decoder, attention by flex and by triton; several in a row, as in a run
     decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 512 more (3,072 for
              the main networks at batch 16), batch 1 and 16, bfloat16, eager and as CUDA graphs of compiled blocks; one
              wide context-ready block against six blocks. Prompts are read in five passes, as in training: in bfloat16,
@@ -113,7 +113,8 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
                 network.compile()
             step = stepper(network, batch)
             arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
-            times = time_arms(arms, options.rounds, warmup=1, calls=IN_A_ROW if options.rounds else 1)
+            rounds, calls = (options.rounds, IN_A_ROW) if name in LONG else (min(options.rounds, 3), IN_A_ROW // 2)
+            times = time_arms(arms, rounds, warmup=1, calls=calls if rounds else 1)
         except Exception as error:  # of one network: record it and go on
             record(found | {"failed": told(error)})
             continue

@@ -33,7 +33,7 @@ AHEAD = 6_000_000
 def machine() -> dict[str, Any]:
     """Hardware, versions, commit and date."""
     changes = "" if _run("git", "status", "--porcelain") == "" else " and changes"
-    commit = _run("git", "rev-parse", "--short", "HEAD") or os.environ.get("TANDEM_COMMIT") or "no commit"
+    known = _run("git", "rev-parse", "--short", "HEAD")
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
         "threads": torch.get_num_threads(),
@@ -41,7 +41,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": version("triton") if find_spec("triton") else None,
         "python": platform.python_version(),
-        "tandem": commit + changes,
+        "tandem": os.environ.get("TANDEM_COMMIT") or (known + changes if known else "no commit"),
         "date": date.today().isoformat(),
     }
 

@@ -25,10 +25,14 @@ WIDEST = 128
 """Most channels of a head in the fused kernels: beyond, a tile of keys no longer fits beside the accumulators."""
 
 H200 = "NVIDIA H200"
-SPEEDS = [  # so far at T 4,096 alone, before the tiles of now
-    Speed(H200, 1, 1, 64, 1.14, "first-h200.jsonl"),
-    Speed(H200, 2, 2, 64, 1.39, "first-h200.jsonl"),
-    Speed(H200, 2, 1, 64, 1.38, "first-h200.jsonl"),
+SPEEDS = [  # one source and heads of 64 at T 1,024 to 4,096, all others at 4,096
+    Speed(H200, 1, 1, 32, 1.37, "h200.jsonl"),
+    Speed(H200, 1, 1, 64, 1.57, "h200.jsonl"),
+    Speed(H200, 1, 1, 128, 1.21, "h200.jsonl"),
+    Speed(H200, 2, 2, 64, 1.54, "h200.jsonl"),
+    Speed(H200, 2, 2, 128, 1.36, "h200.jsonl"),
+    Speed(H200, 2, 1, 64, 1.67, "h200.jsonl"),
+    Speed(H200, 2, 1, 128, 1.44, "h200.jsonl"),
 ]
 
 
