@@ -4,9 +4,11 @@ import patterns
 import pytest
 import torch
 from patterns import PATTERNS, B, draw, everything, starts_of
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from tandem.networks.decoder import Decoder, SpanReader
 from tandem.nn import measured
 from tandem.nn.attention import Source, attend, attend_dense, attend_rows, plan_attention
 from tandem.nn.spans import Span, causal, prefix, readable
@@ -220,6 +222,19 @@ def test_gradients_are_laid_out_like_their_tensors():
             assert x is repeated or grad.stride() == x.stride()
             if x is repeated:
                 assert grad.stride() == (24 * 2 * 8, 8, 2 * 8, 1)
+
+
+def test_a_compiled_block_takes_gradients_as_they_are():
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):  # as in torch 2.11, which copies them
+        network = Decoder(Decoder.Config(width=32, heads=2, depth=1), 50, 24).to(DEVICE).compile("aot_eager")
+        x, span = torch.randn(2, 24, 32, device=DEVICE, requires_grad=True), causal(torch.zeros(1, 24, dtype=torch.long))
+        reader = SpanReader(network, span, x)
+        reader.plan = plan_attention([span], [24], device=DEVICE, backend="triton")
+        out = network.states(x, reader)
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+            out.sum().backward()
+    heads = [2, 2, 24, 16]
+    assert not [e for e in found.events() if e.name == "aten::copy_" and heads in e.input_shapes]
 
 
 # ---- what is refused and chosen -------------------------------------------------------------------------------------

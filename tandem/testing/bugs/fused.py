@@ -8,6 +8,9 @@ IN_ONE = "tests/nn/test_cache.py::test_one_launch_writes_what_each_fixed_cache_w
 BLOCKS = "tests/nn/test_flex.py::test_blocks_from_spans_are_those_of_the_evaluated_mask"
 CAPTURED = "tests/networks/test_captured.py::test_a_fixed_session_says_what_a_session_says"
 
+COMPILED = "tests/networks/test_captured.py::test_compiled_blocks_serve_training_and_fixed_steps_alone"
+AS_THEY_ARE = "tests/nn/test_attention_triton.py::test_a_compiled_block_takes_gradients_as_they_are"
+
 # fmt: off
 BUGS = {
     "nn/attention_kernels.py": [
@@ -42,6 +45,8 @@ BUGS = {
          "sums = tl.load(lse + line, mask=here, other=0.0)"),
         ("the gradient of queries is not scaled", KERNELS,
          "i, acc * scale, here & (group == g)", "i, acc, here & (group == g)"),
+        ("a source's first block is read in the source before", DECODING,
+         "is_past = n >= firsts[s]", "is_past = n > firsts[s]"),
         ("shares overlap", DECODING,
          "end = tl.minimum(start + keys_per_share, end)", "end = end"),
     ],
@@ -63,8 +68,18 @@ BUGS = {
     "nn/cache_triton.py": [
         ("in one launch, a ring's entry stands once", IN_ONE,
          "tl.store(at + ring * to_entry, k, mask=there)", "tl.store(at, k, mask=there)"),
+        ("in one launch, only the first store is written", IN_ONE,
+         "kernel[(B * G, len(stores))]", "kernel[(B * G, 1)]"),
         ("in one launch, a ring is entered a place late", IN_ONE,
          "number % ring if ring > 0 else number", "(number + 1) % ring if ring > 0 else number"),
+    ],
+    "nn/block.py": [
+        ("gradients are copied before a graph takes them", AS_THEY_ARE,
+         "torch._functorch.config.guess_tangent_strides_as_outputs = True\n", "pass\n"),
+        ("a fixed session's blocks are not compiled", COMPILED,
+         "torch.is_grad_enabled() or getattr(reader, \"clock\", None) is not None", "torch.is_grad_enabled()"),
+        ("every session's blocks are compiled", COMPILED,
+         "torch.is_grad_enabled() or getattr(reader, \"clock\", None) is not None", "True"),
     ],
     "nn/flex.py": [
         ("all rows read the blocks of the first", BLOCKS,
