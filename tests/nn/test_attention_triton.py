@@ -227,7 +227,8 @@ def test_gradients_are_laid_out_like_their_tensors():
 def test_a_compiled_block_takes_gradients_as_they_are():
     with torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):  # as in torch 2.11, which copies them
         network = Decoder(Decoder.Config(width=32, heads=2, depth=1), 50, 24).to(DEVICE).compile("aot_eager")
-        x, span = torch.randn(2, 24, 32, device=DEVICE, requires_grad=True), causal(torch.zeros(1, 24, dtype=torch.long))
+        x = torch.randn(2, 24, 32, device=DEVICE, requires_grad=True)
+        span = causal(torch.zeros(1, 24, dtype=torch.long))
         reader = SpanReader(network, span, x)
         reader.plan = plan_attention([span], [24], device=DEVICE, backend="triton")
         out = network.states(x, reader)
