@@ -103,14 +103,14 @@ LATER += [compiling("decode", NETWORKS, "decode", "--networks", *DECODED), compi
 FIRST = [*COMPILING, *TESTS, *LATER]
 PART_GIB = 6
 """Device memory of a part of the first phase; by estimate: the large ones take 10 to 25."""
-BENCHMARKS = [  # together 365 seconds: compiling and the tests get what is left
+BENCHMARKS = [  # together 367 seconds: compiling and the tests get what is left
     # One process each: an error that breaks the device breaks it for the rest of its process.
-    Part("attention-causal", 35, [ATTENTION, "--masks", "causal"]),
-    Part("attention-sps", 35, [ATTENTION, "--masks", "sps", "2x memory"]),
-    Part("attention-others", 30, [ATTENTION, "--masks", *OTHER_MASKS]),
-    Part("steps", 115, [NETWORKS, "steps", "--rounds", "4"]),
-    Part("decode", 100, [NETWORKS, "decode"]),
-    Part("others", 50, [NETWORKS, "heads", "bags", "passes", "--rounds", "5"]),
+    Part("attention-causal", 42, [ATTENTION, "--masks", "causal"]),
+    Part("attention-sps", 50, [ATTENTION, "--masks", "sps", "2x memory"]),
+    Part("attention-others", 45, [ATTENTION, "--masks", *OTHER_MASKS]),
+    Part("steps", 95, [NETWORKS, "steps", "--rounds", "4"]),
+    Part("decode", 95, [NETWORKS, "decode"]),
+    Part("others", 40, [NETWORKS, "heads", "bags", "passes", "--rounds", "5"]),
 ]
 COMPILING_SHAPES = [
     compiling(f"{mask}-{width}", SHAPES, "--masks", mask, "--widths", width)

@@ -3,7 +3,8 @@
     python benchmarks/gpu_networks.py steps --out steps.jsonl [--tiny]
 
     steps    a training step of every registered network at S shape (12 blocks, C 768, 131 M), 8 rows of T 4,096,
-             compiled, against the plain decoder, attention by flex and by triton; several in a row, as in a run
+             compiled, attention by flex and by triton, in turns with the plain decoder's by triton; several in a row,
+             as in a run
     decode   tokens/s and cache bytes at M shape (24 blocks, C 1,024), a prompt of 1,024 tokens and 512 more (3,072 for
              the main networks at batch 16), batch 1 and 16, bfloat16, eager and as CUDA graphs of compiled blocks; one
              wide context-ready block against six blocks. Prompts are read in five passes, as in training: in bfloat16,
@@ -98,7 +99,7 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
 
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 8, 4096, 50_302)
-    backends, reference = options.backends if CUDA else ("tiled",), {}
+    backends, decoder = options.backends if CUDA else ("tiled",), {}
     for name in options.networks or [*LONG, *(name for name in registered("network") if name not in LONG)]:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
@@ -114,20 +115,21 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
             step = stepper(network, batch)
             arms = {backend: lambda backend=backend, step=step: _preferring(backend, step) for backend in backends}
             rounds, calls = (options.rounds, IN_A_ROW) if name in LONG else (min(options.rounds, 3), IN_A_ROW // 2)
-            times = time_arms(arms, rounds, warmup=1, calls=calls if rounds else 1)
+            times = time_arms(decoder | arms, rounds, warmup=1, calls=calls if rounds else 1)
         except Exception as error:  # of one network: record it and go on
             record(found | {"failed": told(error)})
             continue
+        reference = times.pop("decoder", {})
+        if name == "decoder":
+            decoder = {"decoder": arms[backends[-1]]}
         for backend, time_of in times.items():
             if "ms" in time_of:
-                if name == "decoder":
-                    reference[backend] = time_of["ms"]
                 of = {"mfu": model / time_of["ms"] * 1e3 / PEAK}
                 if name == "decoder":  # by the convention of PaLM (arXiv 2204.02311), that of causal masks, too
                     all_pairs = model + rows * cost["attention"] * 6 / 7 * (T - 1) / (T + 1)
                     of["mfu, all pairs"] = all_pairs / time_of["ms"] * 1e3 / PEAK
-                if backend in reference:
-                    of["over decoder"] = time_of["ms"] / reference[backend]
+                if "ms" in reference:
+                    of |= {"over decoder": time_of["ms"] / reference["ms"], "decoder ms": reference["ms"]}
                 time_of = of | time_of
             record(found | {"backend": backend, "flops": flops} | time_of)
 
