@@ -156,9 +156,7 @@ def read_keys(
     """The running softmax over one pass over a source."""
     for n in tl.range(0, number_of_blocks(full, blocks, MASKED)):
         j = start + nth_block(n, before, full, MASKED) * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc, m, l = read_block(
-            acc, m, l, q, k, v, k_stride, v_stride, j, end, lo, hi, to_base_2, MASKED, D, BLOCK_D
-        )  # fmt: skip
+        acc, m, l = read_block(acc, m, l, q, k, v, k_stride, v_stride, j, end, lo, hi, to_base_2, MASKED, D, BLOCK_D)
     return acc, m, l
 
 
@@ -342,8 +340,8 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    # One loop over the blocks of all sources, as a second one would wait for its first keys again: block n of all is at
-    # begins[s] + n BLOCK_N of source s, the last with firsts[s] <= n.
+    # One loop over the blocks of all sources, as a second one would wait for its first keys again: block n of all lies
+    # at begins[s] + n BLOCK_N of source s, the last with firsts[s] <= n.
     blocks, firsts, begins, ends, los, his, keys, values = 0, (), (), (), (), (), (), ()
     for s in tl.static_range(SOURCES):
         at = bounds + b * to_row + (s * GROUPS + group) * T + i
@@ -358,19 +356,18 @@ def decode_kernel(
         values += (v[s] + b * v_strides[3 * s] + key_head * v_strides[3 * s + 1],)
         blocks += tl.cdiv(tl.maximum(end - start, 0), BLOCK_N)
     for n in tl.range(0, blocks):
-        begin, end, lo, hi, of_keys, of_values = begins[0], ends[0], los[0], his[0], keys[0], values[0]
+        begin, end, lo, hi, ks, vs = begins[0], ends[0], los[0], his[0], keys[0], values[0]
         k_stride, v_stride = k_strides[2], v_strides[2]
         for s in tl.static_range(1, SOURCES):
             is_past = n >= firsts[s]
             begin, end = tl.where(is_past, begins[s], begin), tl.where(is_past, ends[s], end)
             lo, hi = tl.where(is_past, los[s], lo), tl.where(is_past, his[s], hi)
-            of_keys, of_values = tl.where(is_past, keys[s], of_keys), tl.where(is_past, values[s], of_values)
+            ks, vs = tl.where(is_past, keys[s], ks), tl.where(is_past, values[s], vs)
             k_stride = tl.where(is_past, k_strides[3 * s + 2], k_stride)
             v_stride = tl.where(is_past, v_strides[3 * s + 2], v_stride)
         j = begin + n * BLOCK_N + tl.arange(0, BLOCK_N)
         acc, top, total = read_block(
-            acc, top, total, queries, of_keys, of_values, k_stride, v_stride, j, end, lo, hi, to_base_2,
-            True, D, BLOCK_D,
+            acc, top, total, queries, ks, vs, k_stride, v_stride, j, end, lo, hi, to_base_2, True, D, BLOCK_D
         )  # fmt: skip
     line = ((b * tl.num_programs(1) + key_head) * tl.num_programs(0) + share) * BLOCK_M + m
     tl.store(outputs + line[:, None] * BLOCK_D + d[None, :], acc)
