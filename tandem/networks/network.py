@@ -290,7 +290,7 @@ class Network(nn.Module):
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
     def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
-        """Compiles the blocks for training; scoring and decoding stay eager."""
+        """Compiles the blocks for training and for fixed sessions; scoring and other sessions stay eager."""
         compile_blocks(self.blocks, backend, self.rows_vary)
         return self
 
