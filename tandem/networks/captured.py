@@ -9,7 +9,7 @@ column that a step reads and the spans are numbers on the device, which the host
 The number of keys changes no kernel: the decoding kernel divides whatever keys the spans cover.
 
 A step then takes the device's time alone. For a small network that is less than the host needs to launch the kernels.
-After `network.compile()` a step runs the compiled blocks: fewer kernels, and the same for every later step.
+After `network.compile()`, a step runs the compiled blocks, in fewer kernels.
 Kept: `capacity` entries of each cache that has no window, from the end of the prompt on.
 """
 
