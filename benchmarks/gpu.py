@@ -97,7 +97,7 @@ COMPILING = [
     *(compiling(f"step-{name}", NETWORKS, "steps", "--networks", name) for name in LONG),
     *(compiling(f"{mask}-lengths", ATTENTION, "--masks", mask, "--lengths", *OTHER_LENGTHS) for mask in MASKS),
 ]
-# All other networks share their blocks' graphs with these.
+# The blocks of all others are those of the decoder or of SPS.
 LATER = [*(compiling(f"step-{name}", NETWORKS, "steps", "--networks", name) for name in OTHER_NETWORKS)]
 LATER += [compiling("decode", NETWORKS, "decode", "--networks", *DECODED), compiling("passes", NETWORKS, "passes")]
 FIRST = [*COMPILING, *TESTS, *LATER]

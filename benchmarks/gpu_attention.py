@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tandem.nn.attention import Groups, Source, attend, plan_attention
-from tandem.nn.spans import Span, causal, prefix
+from tandem.nn.spans import Span, causal, prefix, readable
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -132,7 +132,8 @@ def dense_arms(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     groups, (B, _, T, D) = len(q), q[0].shape
     leaves = [*q, *(x for pair in kv for x in pair)]
-    may = [torch.stack([readable_there(span, B, T) for span in group], 2) for group in spans]  # (B, T, groups, N)
+    there = lambda span: readable(span, T, DEVICE).expand(B, -1, -1)
+    may = [torch.stack([there(span) for span in group], 2) for group in spans]  # (B, T, groups, N)
     if groups > 1:
         mask = torch.stack(may, 4).reshape(B, groups * T, -1)[:, None]
         leaves = [interleaved(xs).detach().requires_grad_() for xs in (q, *zip(*kv, strict=True))]
@@ -146,13 +147,6 @@ def dense_arms(
         in_turns = torch.compile(flex_attention)
         blocks = create_block_mask(turns_mask(spans, B, DEVICE), B, None, *mask.shape[2:], device=DEVICE)
         yield "flex in turns", backward(lambda: in_turns(*lines(), block_mask=blocks), leaves, line_seeds)
-
-
-def readable_there(span: Span, B: int, keys: int) -> Tensor:
-    """The mask (B, T, N) of a span, made on the device, where it takes no time."""
-    lo, hi = (x.expand(B, -1).to(DEVICE)[..., None] for x in (span.lo, span.hi))
-    j = torch.arange(keys, device=DEVICE)
-    return (lo <= j) & (j < hi)
 
 
 def turns_mask(spans: list[Groups], B: int, device: torch.device) -> Callable[..., Tensor]:

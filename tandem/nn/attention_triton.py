@@ -14,7 +14,6 @@ and 10 D for the backward, as for every backend. Kept for the backward: inputs, 
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -294,7 +293,7 @@ _LOG2_E = kernels.LOG2_E.value
 
 
 def _launch(kernel, grid: tuple[int, int, int], shape: Shape, like: Tensor, *arguments, **constants) -> None:
-    with torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext():
+    with torch.cuda.device_of(like):
         kernel[grid](*arguments, **constants, BLOCK_D=_block_width(like.shape[3]), **shape.options)
 
 

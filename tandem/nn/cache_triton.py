@@ -6,7 +6,6 @@ Copies and index arithmetic of PyTorch's own take five launches for two stores, 
 # What Triton's compiler treats as a constexpr, a range or a tuple is not one to a type checker.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +45,7 @@ def append(caches: Sequence[Any], ks: Sequence[Tensor], vs: Sequence[Tensor]) ->
     B, G, _, D = ks[0].shape
     ks, vs = ([x if x.stride(3) == 1 else x.contiguous() for x in xs] for xs in (ks, vs))
     kernel: Any = append_kernel
-    with torch.cuda.device(stores[0].device) if stores[0].is_cuda else contextlib.nullcontext():
+    with torch.cuda.device_of(stores[0]):
         kernel[(B * G, len(stores))](
             tuple(ks), tuple(vs), tuple(stores), tuple(0 if c.window is None else c.window + 1 for c in caches),
             caches[0].clock, *(tuple(n for x in xs for n in x.stride()[:2]) for xs in (ks, vs)),

@@ -9,7 +9,6 @@ Shapes: n rows, V vocabulary, S targets of a row.
 # What Triton's compiler treats as a constexpr, a range or a tuple is not one to a type checker.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
-import contextlib
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ def nll_and_gradient(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor,
     n, S = targets_nS.shape
     nll_nS = torch.empty_like(weights_nS, memory_format=torch.contiguous_format)
     kernel: Any = nll_kernel
-    with torch.cuda.device(product_nV.device) if product_nV.is_cuda else contextlib.nullcontext():
+    with torch.cuda.device_of(product_nV):
         kernel[(n,)](
             product_nV, *(x.contiguous() for x in (targets_nS, weights_nS, asked_nS)), nll_nS, product_nV.stride(0), V,
             product_nV.shape[1], SLOTS=S, BLOCK=min(BLOCK, triton.next_power_of_2(V)), num_warps=WARPS,

@@ -86,10 +86,10 @@ def prefix(lengths: int | Tensor, queries: int) -> Span:
     return Span(torch.zeros_like(hi), hi)
 
 
-def readable(span: Span, keys: int) -> Tensor:
-    """The bool mask (B, T, N) that the span stands for: for reference code and tests, not for speed."""
-    j = torch.arange(keys)
-    return (span.lo[..., None] <= j) & (j < span.hi[..., None])
+def readable(span: Span, keys: int, device: torch.device | None = None) -> Tensor:
+    """The bool mask (B, T, N) that the span stands for, on `device`: for reference code and tests, not for speed."""
+    j = torch.arange(keys, device=device)
+    return (span.lo.to(j.device)[..., None] <= j) & (j < span.hi.to(j.device)[..., None])
 
 
 def ready_for(device: torch.device, numbers: np.ndarray) -> Tensor:

@@ -63,7 +63,7 @@ def test_what_can_not_be_fixed_says_why(name, settings, keep, says):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_compiled_blocks_serve_training_and_fixed_steps_alone(name, monkeypatch):
+def test_compiled_blocks_serve_no_session_but_a_fixed_one(name, monkeypatch):
     called, compiled = [], lambda part, **_: lambda *given: called.append(part) or part(*given)
     monkeypatch.setattr(torch, "compile", compiled)
     session = network(name).compile().session(2)

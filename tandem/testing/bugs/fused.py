@@ -7,7 +7,7 @@ HEAD = "tests/nn/test_head.py::test_in_one_kernel_it_says_the_same"
 IN_ONE = "tests/nn/test_cache.py::test_one_launch_writes_what_each_fixed_cache_would"
 BLOCKS = "tests/nn/test_flex.py::test_blocks_from_spans_are_those_of_the_evaluated_mask"
 CAPTURED = "tests/networks/test_captured.py::test_a_fixed_session_says_what_a_session_says"
-COMPILED = "tests/networks/test_captured.py::test_compiled_blocks_serve_training_and_fixed_steps_alone"
+COMPILED = "tests/networks/test_captured.py::test_compiled_blocks_serve_no_session_but_a_fixed_one"
 AS_THEY_ARE = "tests/nn/test_attention_triton.py::test_a_compiled_block_takes_gradients_as_they_are"
 
 # fmt: off
