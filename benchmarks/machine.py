@@ -53,7 +53,7 @@ def header() -> str:
 
 def quartiles(values: list[float]) -> list[float]:
     """The three quartiles; of a single value, that value three times."""
-    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def compare(

@@ -31,7 +31,7 @@ from tandem.nn import attention_triton as fused
 from tandem.nn import cache_triton, head_triton
 from tandem.nn.cache import FixedCache
 
-REGISTERS, SHARED = 65_536, 227 * 2**10
+REGISTERS, SHARED, WARPS, PROGRAMS = 65_536, 227 * 2**10, 64, 32
 B, T = 2, 4096
 
 
@@ -129,7 +129,7 @@ def facts(kernel: Any, told: str, warps: int) -> dict[str, Any]:
         "registers": registers,
         "spilled_bytes": spilled,
         "shared_bytes": shared,
-        "programs": min(REGISTERS // (of_warp * warps), SHARED // (shared + 1024)),
+        "programs": min(REGISTERS // (of_warp * warps), SHARED // (shared + 1024), WARPS // warps, PROGRAMS),
         "loops": loops(code),
         **{name: len(re.findall(pattern, code)) for name, pattern in COUNTED.items()},
     }

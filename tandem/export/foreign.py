@@ -57,13 +57,13 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
             f"model's table has {rows:,}: not the tokenizer of this model"
         )
     network = Decoder.unwritten(config, tokenizer.vocabulary, context)
-    _fill(network, read_weights(folder), folder)
+    _fill(network, read_weights(folder), folder, rows)
     return network, tokenizer
 
 
 def _count(described: dict[str, Any], key: str, path: Path) -> int:
     value = described.get(key)
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise UserError(f"{path}: {key} = {value}: must be a whole number, at least 1")
     return value
 
@@ -103,9 +103,9 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
         yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
         return
-    for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(value := described.get(key) or {}, dict):
-            yield f"{key} = {value}: must be a mapping"
+    for key, kind in (("rope_scaling", dict), ("rope_parameters", dict), ("layer_types", list)):
+        if not isinstance(value := described.get(key) or kind(), kind):
+            yield f"{key} = {value}: must be a {'mapping' if kind is dict else 'list'}"
             return
     rotary = _rotary(described)
     kind = rotary.get("rope_type", rotary.get("type"))
@@ -117,7 +117,7 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
         ("rope_scaling's factor", factor := rotary.get("factor", 1), factor in (None, 1), scaled),
         ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
         ("hidden_act", act := described.get("hidden_act", "silu"), act in ("silu", "swish"), "the MLP is swiglu"),
-        ("layer_types", layers := described.get("layer_types") or [], {*layers} <= {"full_attention"}, wide),
+        ("layer_types", layers := described.get("layer_types") or [], all(x == "full_attention" for x in layers), wide),
     ]
     unknown = {"use_sliding_window": wide, "attention_bias": biased, "mlp_bias": biased}
     unknown["quantization_config"] = "weights have to be numbers, not codes"
@@ -131,15 +131,8 @@ def _rotary(described: dict[str, Any]) -> dict[str, Any]:
     return base | (described.get("rope_scaling") or {}) | (described.get("rope_parameters") or {})
 
 
-def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
+def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path, rows: int) -> None:
     """Puts `weights` into the network; every one of them must be used, and finite."""
-    missing: list[str] = []
-
-    def take(*names: str) -> Tensor:
-        missing.extend(name for name in names if name not in weights)
-        found = [weights.pop(name).float() for name in names if name in weights]
-        return torch.cat(found) if not missing else torch.empty(0)
-
     if network.config.tied and (head := weights.pop("lm_head.weight", None)) is not None:
         table = weights.get("model.embed_tokens.weight", head)
         if not torch.equal(head, table):
@@ -150,19 +143,28 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
     if odd := [name for name, weight in weights.items() if not weight.float().isfinite().all()]:
         told = f"{', '.join(odd[:3])}: not all of its numbers are finite"
         raise UserError(f"{folder}: {told}; these weights are damaged, or those of a training that failed")
-    state = {}
+    state, missing = {}, []
     for name, theirs in _places(network):
-        state[name] = take(*theirs)
-        if name in ("table.weight", "output.weight") and state[name].ndim == 2:
-            state[name] = _rows(state[name], padded(network.vocabulary))
+        module: Any = network.get_submodule(name.removesuffix(".weight"))
+        is_table, (*here, width) = name in ("table.weight", "output.weight"), module.weight.shape
+        lengths = [rows] if is_table else getattr(module, "parts", here)
+        shapes = [(length, width) for length in lengths] or [(width,)]
+        found = []
+        for their, shape in zip(theirs, shapes, strict=True):
+            if (weight := weights.pop(their, None)) is None:
+                missing.append(their)
+            elif weight.shape != shape or not weight.is_floating_point():
+                told = f"{their} is {tuple(weight.shape)} in {weight.dtype}, not {shape} in floats"
+                raise UserError(f"{folder}: weights are not those of {CONFIG}: {told}")
+            else:
+                found.append(weight.float())
+        if not missing:
+            state[name] = _rows(torch.cat(found), padded(network.vocabulary)) if is_table else torch.cat(found)
     left = [name for name in weights if not name.endswith("rotary_emb.inv_freq")]
     if missing or left:
         told = [f"{', '.join(names[:3])} {what}" for what, names in (("missing", missing), ("unknown", left)) if names]
         raise UserError(f"{folder}: weights are not those of {CONFIG}: {'; '.join(told)}")
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{folder}: weights are not those of {CONFIG}: {error}") from error
+    network.load_state_dict(state)
 
 
 def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -35,6 +36,9 @@ from torch import Tensor
 
 from tandem.nn import measured, tiled
 from tandem.nn.spans import Span, readable
+
+if find_spec("triton"):  # it comes with PyTorch for CUDA; a FLOP counter knows only operators that were there before it
+    from tandem.nn import attention_triton
 
 FEW = 16
 """Most queries for which FlexAttention, made for tiles of 128, is not chosen."""
@@ -119,8 +123,6 @@ class Plan:
 
     @cached_property
     def fused(self):
-        from tandem.nn import attention_triton  # needs triton, which comes only with PyTorch for CUDA
-
         return attention_triton.Fused(self.lo, self.hi, self.keys, self.device)
 
     @property

@@ -9,8 +9,8 @@ them: for every key, the contiguous queries that read it. No list of blocks and 
 `attend` and its backward are PyTorch operators (`torch.ops.tandem`), with output shapes for tracing, a derivative and
 a FLOP count. Results have the same bits in every run.
 
-Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; the FLOP count has only the needed pairs,
-and 10 D for the backward, as for every backend. Kept for the backward: inputs, output, log-sum-exp.
+Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; FLOP counters are told only the needed
+pairs, and 10 D for the backward, as in the networks' own cost. Kept for the backward: inputs, output, log-sum-exp.
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
@@ -173,6 +173,8 @@ def attend_backward(
     """The gradients of q, then of k, then of v."""
     gradients = [[_laid_out_like(x) for x in xs] for xs in (q, k, v)]
     q, k, v, y, dy, dq, dk, dv = _taken_apart(bounds, q, k, v, y, dy, *gradients)
+    if len(readers) != len(k):
+        raise ValueError(f"{len(readers)} readers for {len(k)} sources: who reads their keys is needed for a gradient")
     (B, H, T, D), (_, for_queries, for_keys) = q[0].shape, _shapes(q)
     G, terms = k[0].shape[1], lse.new_empty(*lse.shape, 2)
     numbers = (B, H, H // G, scale * _LOG2_E, scale)
@@ -243,7 +245,9 @@ def decode(
     longest = max(1, *(x.shape[2] for x in k))
     shares = min(triton.cdiv(PROGRAMS, B * G), triton.cdiv(longest, 2 * DECODE_BLOCK))
     shares = triton.next_power_of_2(shares)
-    shape = Shape(max(16, triton.next_power_of_2(rows)), DECODE_BLOCK, 4, 3)
+    # Half the keys in float32, or heads of 128 would not fit in the 99 KiB of shared memory of smaller devices.
+    keys, stages = (DECODE_BLOCK // 2, 2) if q[0].dtype == torch.float32 else (DECODE_BLOCK, 3)
+    shape = Shape(max(16, triton.next_power_of_2(rows)), keys, 4, stages)
     parts = lse.new_empty(B, G, shares, shape.queries, _block_width(D))
     largest, totals = lse.new_empty(2, *parts.shape[:4])
     _launch(
@@ -318,6 +322,8 @@ def _located(bounds: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _strides(xs: Sequence[Tensor]) -> tuple[int, ...]:
+    if any(x.shape[2] * x.stride(2) >= 2**31 for x in xs):  # offsets within a head have 32 bits in the kernels
+        raise ValueError("triton reads rows of less than 2^31 numbers; use the flex backend")
     return tuple(stride for x in xs for stride in x.stride()[:3])
 
 

@@ -9,7 +9,7 @@ the rows in chunks, and while a chunk's logits exist it computes all that needs 
     loss = sum over rows and slots i of  c_i (lse(z) - z_(y_i))           c_i = 0 where nothing is asked
     dloss/dz = (sum_i c_i) p - sum_i c_i onehot(y_i)                      a token met twice counts twice
 
-All S targets of a row share one log-sum-exp, so a bag of eight costs what one target costs (superposition,
+All S targets of a row share one log-sum-exp, so a bag of eight costs hardly more than one target (superposition,
 arXiv 2605.06546). The coefficients carry the weights of slots and the counts to divide by, so losses of
 micro-batches add up, and nothing here ever takes a mean.
 

@@ -1,7 +1,7 @@
 """What the head does between its products, on CUDA in one kernel: softmax, nll of all targets, gradient.
 
 A program holds one row. It goes over the logits twice, first for the log-sum-exp, then to overwrite them with the
-gradient; a row is short enough to be in the L2 cache still the second time.
+gradient; a row is short enough to be in the L2 cache still the second time. The few logits of targets come last.
 
 Shapes: n rows, V vocabulary, S targets of a row.
 """
@@ -34,21 +34,26 @@ def nll_kernel(
         mass = mass * tl.exp2(top - largest) + tl.sum(tl.exp2(part - largest), 0)
         top = largest
     log_mass = top + tl.log2(mass)
-    total = 0.0
+    total, scores = 0.0, ()
     for s in tl.static_range(SLOTS):
         target = tl.load(targets + slots + s)
         is_id = (target >= 0) & (target < V)  # of any other, the nll is NaN
-        score = tl.load(z + target, mask=is_id, other=float("nan")).to(tl.float32)
+        scores += (tl.load(z + target, mask=is_id, other=float("nan")).to(tl.float32),)
         is_asked = tl.load(asked + slots + s)
-        tl.store(nll + slots + s, tl.where(is_asked, log_mass / LOG2_E - score, 0.0))
+        tl.store(nll + slots + s, tl.where(is_asked, log_mass / LOG2_E - scores[s], 0.0))
         total += tl.load(weights + slots + s)
     tl.debug_barrier()  # all warps have read the targets' logits before one overwrites them
     for first in range(0, filled, BLOCK):
         part = tl.load(z + first + id, mask=first + id < V, other=-float("inf")).to(tl.float32) * LOG2_E
         gradient = tl.exp2(part - log_mass) * total
-        for s in tl.static_range(SLOTS):
-            gradient -= tl.where(first + id == tl.load(targets + slots + s), tl.load(weights + slots + s), 0.0)
         tl.store(z + first + id, gradient.to(logits.dtype.element_ty), mask=first + id < filled)
+    tl.debug_barrier()  # and all have overwritten them before one corrects them
+    for s in tl.static_range(SLOTS):
+        target = tl.load(targets + slots + s)
+        gradient = tl.exp2(scores[s] * LOG2_E - log_mass) * total
+        for other in tl.static_range(SLOTS):
+            gradient -= tl.where(target == tl.load(targets + slots + other), tl.load(weights + slots + other), 0.0)
+        tl.store(z + target, gradient.to(logits.dtype.element_ty), mask=(target >= 0) & (target < V))
 
 
 def nll_and_gradient(product_nV: Tensor, targets_nS: Tensor, weights_nS: Tensor, asked_nS: Tensor, V: int) -> Tensor:

@@ -8,7 +8,7 @@ ordinary one.
     e_k   = 1/s sum_j E[x_(ks + j)]                                  bag k, tokens ks ... ks + s - 1
     loss  = sum_i w_i m_i / sum_i w_i      m_i = mean over rows of  lse(z_k) - z_k[x_((k + 1) s + i)],  i = 0 ... s - 1
 
-One log-sum-exp of a row serves all its targets (nn/head.py), so a bag costs as much as a token. Bags are made in
+One log-sum-exp of a row serves all its targets (nn/head.py), so a bag costs hardly more than a token. Bags are made in
 corpus/bags.py; networks never see them, only embeddings. With bags of 1 this is next_token, bit for bit.
 
 Source: Peng, Gigant and Quesnelle, Efficient Pre-Training with Token Superposition, arXiv 2605.06546. Equal tokens in

@@ -72,6 +72,8 @@ class Run:
             ranks.require_alike(told)
             require_divisible(batch.rows, batch.micro_batches, ranks)
             self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
+            if self.device.value.type == "cuda":
+                torch.set_num_threads(1)  # targets and spans are few numbers, for which to wake a team costs more
             self.network = self._drawn()
             if fresh:
                 start(self.network, recipe, corpus)

@@ -77,6 +77,9 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
         ({"rope_parameters": {"factor": 2.0}}, "factor = 2.0: rotary positions are not scaled"),
         ({"rope_scaling": "linear"}, "rope_scaling = linear: must be a mapping"),
+        ({"layer_types": 3}, "layer_types = 3: must be a list"),
+        ({"layer_types": [{}]}, "layer_types = .*layers read all tokens"),
+        ({"max_position_embeddings": True}, "max_position_embeddings = True: must be a whole number"),
         ({"max_position_embeddings": 0}, "max_position_embeddings = 0: must be a whole number, at least 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"attention_bias": True, "mlp_bias": True}, "(?s)attention_bias = True.*\n.*mlp_bias = True"),
@@ -88,7 +91,10 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"vocab_size": "absent"}, "vocab_size = None: must be"),
         ({"num_key_value_heads": 3}, r"config\.json: .*key_heads 3 does not divide heads 4"),
         ({"hidden_size": "wide"}, r"config\.json: width = 'wide'"),
-        ({"intermediate_size": 64}, r"(?s)weights are not those of config\.json: .*size mismatch for stack.0.mlp"),
+        (
+            {"intermediate_size": 64},
+            r"weights are not those of config\.json: .*gate_proj.weight is \(48, 32\) .* not \(64, 32\)",
+        ),
         ({"num_hidden_layers": 3}, "missing.*model.layers.2|model.layers.2.*missing"),
         ({"num_hidden_layers": 1}, "model.layers.1.* unknown"),
         ({"architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
@@ -101,6 +107,28 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
 def test_what_the_decoder_can_not_be_is_refused(changes, words, llama):
     rewrite(llama / "config.json", **changes)
     with pytest.raises(UserError, match=words):
+        load_exported(llama)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("model.embed_tokens", lambda x: x[:100].clone(), r"is \(100, 32\) in torch.float32, not \(\d+, 32\)"),
+        ("lm_head", lambda x: x[:100].clone(), r"is \(100, 32\)"),
+        (
+            "model.layers.0.self_attn.k_proj",
+            lambda x: x[:, 1:].clone(),
+            r"is \(16, 31\) in torch.float32, not \(16, 32\)",
+        ),
+        ("model.layers.0.self_attn.q_proj", lambda x: x[0, 0].clone(), r"is \(\) in"),
+        ("model.layers.1.mlp.up_proj", lambda x: x.to(torch.int8), "is .* in torch.int8, not .* in floats"),
+    ],
+)
+def test_damaged_tensors_are_named(name, change, words, llama):
+    weights, name = load_file(llama / "model.safetensors"), f"{name}.weight"
+    weights[name] = change(weights[name])
+    save_file(weights, llama / "model.safetensors")
+    with pytest.raises(UserError, match=rf"weights are not those of config\.json: {name} {words}"):
         load_exported(llama)
 
 

@@ -1,5 +1,8 @@
 """The fused kernels against the definition: in Triton's interpreter on a CPU, compiled on CUDA."""
 
+import subprocess
+import sys
+
 import patterns
 import pytest
 import torch
@@ -192,6 +195,24 @@ def test_compiled_whole_and_recomputed_it_gives_the_same_gradients():
     expected, *others = [torch.autograd.grad(way(*leaves).square().sum(), leaves) for way in ways]
     for grads in others:
         assert all(torch.equal(a, e) for a, e in zip(grads, expected, strict=True))
+
+
+def test_gradients_need_the_readers_of_every_source():
+    plan, (q, k, v), _ = operands()
+    with pytest.raises(ValueError, match="0 readers for 1 sources"):
+        torch.ops.tandem.attend([q], [k], [v], plan.fused.bounds, [], 0.3)[0][0].sum().backward()
+
+
+def test_offsets_beyond_32_bits_are_refused():
+    far = torch.empty_strided((1, 1, 8, 16), (0, 0, 2**28, 1), device="meta")
+    with pytest.raises(ValueError, match="use the flex backend"):
+        fused._strides([far])
+
+
+def test_a_flop_counter_knows_the_operators_before_their_first_use():
+    program = "import torch, tandem.nn.attention\nfrom torch.utils.flop_counter import flop_registry as known\n"
+    program += "assert {torch.ops.tandem.attend, torch.ops.tandem.attend_backward, torch.ops.tandem.decode} <= {*known}"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_flops_are_those_of_the_needed_pairs():

@@ -63,6 +63,8 @@ BUGS = {
         ("the gradient of the targets is left out", HEAD, "gradient -= ", "gradient -= 0 * "),
         ("only the first target is asked", HEAD,
          "total += tl.load(weights + slots + s)", "total += tl.load(weights + slots)"),
+        ("a target met twice is subtracted once", HEAD,
+         "tl.where(target == tl.load(targets + slots + other)", "tl.where(s == other"),
     ],
     "nn/cache_triton.py": [
         ("in one launch, a ring's entry stands once", IN_ONE,
