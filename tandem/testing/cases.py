@@ -24,7 +24,7 @@ from tandem.networks.network import Network
 from tandem.recipe import registered
 
 VOCABULARY, CONTEXT, EOS = 61, 40, 0
-ROWS = [[6, 1, 11, 6], [2, 19, 3]]  # lengths of the documents of two rows, the document end included
+ROWS = [[1, 6, 11, 6], [2, 19, 3]]  # lengths of the documents of two rows, the document end included
 
 
 @dataclass(frozen=True)

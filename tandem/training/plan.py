@@ -109,7 +109,8 @@ def _phases(run: "Run") -> str:
     parts = []
     for phase, steps in run.view.before(run.steps):
         tokens = (run.tokens(phase.first + steps) - run.tokens(phase.first)) / steps
-        parts.append(f"{counted(steps, 'steps')} of {tokens:,.0f} tokens" + (f" ({phase.note})" if phase.note else ""))
+        note = phase.note or ("the optimiser keeps its state" if phase.first else "")
+        parts.append(f"{counted(steps, 'steps')} of {tokens:,.0f} tokens" + (f" ({note})" if note else ""))
     latent, of_a_step = run.view.positions(run.steps), run.view.positions(1)
     is_text = abs(latent - run.tokens(run.steps)) < of_a_step
     return " + ".join(parts) + ("" if is_text else f" = {scaled(latent)} positions")

@@ -119,9 +119,10 @@ def _equal_after_each_pass(network, correction):
         assert (off[exact:] > 1e-6).all(), (K, off)  # and no other
 
 
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_sessions_and_scores_are_streaming_in_float32(correction):
-    text, settings = document(12, 3), {"width": 32, "heads": 4, "depth": 3, "correction": correction}
+def test_sessions_and_scores_are_streaming_in_float32(correction, depth):
+    text, settings = document(12, 3), {"width": 32, "heads": 4, "depth": depth, "correction": correction}
     network = Case("", ContextReady, ContextReady.Config(**settings, prefill="stream")).fresh()
     batch, session = pack([[text]]), network.session(1)
     nll = network.score(batch)[0]

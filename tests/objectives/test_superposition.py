@@ -255,7 +255,7 @@ def test_the_order_inside_a_bag_does_not_matter():
 
 
 def test_a_folded_document_does_not_see_its_neighbours():
-    """Another document in front changes nothing, however large its embeddings."""
+    """Another document in front changes nothing, however large its embeddings (not NaN: 0 x NaN in a shared tile)."""
     network, task = HOUSE.build(), Task("", objective(bag=3, until=0.5, boundary="fold"))
     (batch,) = task.batches([[document(8, 1), document(5, 2), document(17, 3)]])
     x = mean_embedding(network, batch.tokens)

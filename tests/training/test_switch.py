@@ -254,7 +254,10 @@ def test_the_memory_of_a_run_is_that_of_its_largest_phase(make_run, monkeypatch,
 def test_a_plan_tells_latent_positions_from_tokens(recipe):
     page = plan(recipe())
     assert "FLOP per position = " in page and "per token of text" not in page
-    assert "3 steps of 128 tokens (bags of 2 until step 3) + 7 steps of 64 tokens = 640 positions = 832 tokens" in page
+    assert (
+        "3 steps of 128 tokens (bags of 2 until step 3) + 7 steps of 64 tokens (the optimiser keeps its state)" in page
+    )
+    assert "its state) = 640 positions = 832 tokens" in page
 
 
 def test_single_tokens_that_predict_bags_are_not_called_bags(make_run):
