@@ -21,6 +21,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _object(existing(folder / CONFIG))
 
 
+def count_in(config: dict[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise UserError(f"{path}: {key} = {value}: must be a whole number, at least 1")
+    return value
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(existing(folder / TOKENIZER))
 

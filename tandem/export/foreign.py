@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tandem.corpus import Tokenizer
 from tandem.corpus.tokenizer import DOCUMENT_ENDS
-from tandem.export.files import CONFIG, TOKENIZER, read_config, read_tokenizer, read_weights
+from tandem.export.files import CONFIG, TOKENIZER, count_in, read_config, read_tokenizer, read_weights
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import padded
 from tandem.recipe import UserError
@@ -50,7 +50,7 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
             f"{folder / TOKENIZER}: none of its tokens is called {', '.join(DOCUMENT_ENDS)}, but the model ends its "
             f"texts (eos_token_id = {end}): rename that token to {tokenizer.end}"
         )
-    rows, context = (_count(described, key, folder / CONFIG) for key in ("vocab_size", "max_position_embeddings"))
+    rows, context = (count_in(described, key, folder / CONFIG) for key in ("vocab_size", "max_position_embeddings"))
     if tokenizer.vocabulary > rows:
         raise UserError(
             f"{folder / TOKENIZER}: {tokenizer.vocabulary:,} ids, its document end {tokenizer.end} included, but the "
@@ -59,13 +59,6 @@ def load_foreign(folder: Path) -> tuple[Decoder, Tokenizer]:
     network = Decoder.unwritten(config, tokenizer.vocabulary, context)
     _fill(network, read_weights(folder), folder, rows)
     return network, tokenizer
-
-
-def _count(described: dict[str, Any], key: str, path: Path) -> int:
-    value = described.get(key)
-    if type(value) is not int or value < 1:
-        raise UserError(f"{path}: {key} = {value}: must be a whole number, at least 1")
-    return value
 
 
 def _settings(described: dict[str, Any], path: Path) -> Decoder.Config:

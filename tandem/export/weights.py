@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tandem import __version__
 from tandem.corpus import Segmentation, Tokenizer
 from tandem.export import hugging_face
-from tandem.export.files import CONFIG, WEIGHTS, read_config, read_tokenizer, read_weights, write_tokenizer
+from tandem.export.files import CONFIG, WEIGHTS, count_in, read_config, read_tokenizer, read_weights, write_tokenizer
 from tandem.export.foreign import load_foreign
 from tandem.networks.network import Network
 from tandem.recipe import UserError, registered
@@ -109,9 +109,10 @@ def _segmentation(config: dict[str, Any], path: Path) -> Segmentation | None:
 
 def _described(config: dict[str, Any], path: Path) -> Network:
     """The network that config.json describes, before its weights are loaded."""
+    counts = [count_in(config, key, path) for key in ("vocabulary", "context")]
     try:
-        settings, vocabulary, context = dict(config["network"]), config["vocabulary"], config["context"]
+        settings = dict(config["network"])
         cls: Any = registered("network")[settings.pop("name")]
-        return cls.unwritten(cls.Config.model_validate_json(json.dumps(settings)), vocabulary, context)
-    except (KeyError, TypeError, ValueError) as error:
+        return cls.unwritten(cls.Config.model_validate_json(json.dumps(settings)), *counts)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{path}: tells of no network that tandem {__version__} knows: {error!r}") from error

@@ -113,6 +113,9 @@ def test_a_file_that_is_absent_or_cut_short_is_named(name, tokenizer, tmp_path):
         ("network", {"name": "unheard_of"}, "config.json: tells of no network.*unheard_of"),
         ("network", {"widht": 32}, "config.json: tells of no network.*widht"),
         ("network", {"depth": 3}, "model.safetensors: damaged, or not of the network in config.json"),
+        (None, {"context": "x"}, "config.json: context = x: must be a whole number"),
+        (None, {"vocabulary": -100}, "config.json: vocabulary = -100: must be a whole number"),
+        (None, {"vocabulary": 10**14}, "config.json: tells of no network"),
         (None, {"vocabulary": 600}, "model.safetensors: .*size mismatch for table.weight"),
     ],
 )
