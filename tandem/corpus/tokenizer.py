@@ -13,6 +13,7 @@ Letters: V ids, N tokens.
 """
 
 import contextlib
+import copy
 import functools
 import hashlib
 import itertools
@@ -92,10 +93,10 @@ class Tokenizer:
         """
         if self._bytes_by_id is None:
             try:
-                encodings = self._inner.encode_batch(texts, add_special_tokens=False)
+                encodings = self._strict.encode_batch(texts, add_special_tokens=False)
             except Exception as error:  # the library raises no narrower class
                 cure = "train it with an unknown token, or take one that reads every text, such as bpe"
-                raise UserError(f"corpus.tokenizer cannot read a text: {error}; {cure}") from error
+                raise UserError(f"corpus.tokenizer cannot read {self._unread(texts)!r}: {error}; {cure}") from error
             ids = [np.array(e.ids, np.uint32) for e in encodings]
             sizes = [_bytes_by_offset(t, e.offsets) for t, e in zip(texts, encodings, strict=True)]
         else:
@@ -127,6 +128,26 @@ class Tokenizer:
             raise UserError(
                 f"the tokenizer has {self.vocabulary:,} ids, the network {vocabulary:,}: take that of its training"
             )
+
+    @functools.cached_property
+    def _strict(self) -> tokenizers.Tokenizer:
+        """The same, but a BPE without an unknown token, which would drop what it does not know, raises an error."""
+        if not isinstance(self._inner.model, models.BPE) or self._inner.model.unk_token is not None:
+            return self._inner
+        inner = copy.deepcopy(self._inner)
+        inner.encode_special_tokens = True  # is not copied
+        inner.model.unk_token = "none given"  # no token of its vocabulary
+        return inner
+
+    def _unread(self, texts: Sequence[str]) -> str:
+        """What keeps it from reading texts: a character, of models of words a word; else where the texts begin."""
+        unit = r"\S+|\s" if isinstance(self._inner.model, models.WordLevel | models.WordPiece) else r"(?s)."
+        for part in dict.fromkeys(part for text in texts for part in re.findall(unit, text)):
+            try:
+                self._strict.encode(part, add_special_tokens=False)
+            except Exception:
+                return part[:40]
+        return texts[0][:40]
 
     @functools.cached_property
     def unknown(self) -> int | None:

@@ -180,11 +180,21 @@ def test_a_text_has_the_same_tokens_each_time_where_training_dropped_merges_at_r
     assert Tokenizer(inner).encode("ab" * 99).tolist() == [2] * 99
 
 
-def test_a_tokenizer_that_has_no_token_for_some_text_is_refused():
-    tokenizer = Tokenizer(tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -1.0)])))  # pyright: ignore
-    assert tokenizer.encode("ab").tolist() == [0, 1]
-    with pytest.raises(UserError, match=r"corpus.tokenizer cannot read a text: .*unk_id.*; train it with an unknown"):
-        tokenizer.encode("abc")
+@pytest.mark.parametrize(
+    ("model", "text", "unread"),
+    [
+        (models.Unigram([("a", -1.0), ("b", -1.0)]), "ab ac", "c"),
+        (models.BPE({"a": 0, "b": 1, "日": 2}, []), "ab aé日", "é"),  # which it drops, and 日 seems to cover
+        (models.WordLevel({"ab": 0, "b": 1}), "ab ac", "ac"),
+    ],
+)
+def test_a_tokenizer_that_has_no_token_for_some_text_is_refused(model, text, unread):
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.encode("ab ab").tolist() in ([0, 1, 0, 1], [0, 0])
+    with pytest.raises(UserError, match=f"corpus.tokenizer cannot read '{unread}': .*; train it with an unknown"):
+        tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("name", ["bpe2", "nowhere/tokenizer.json"])
