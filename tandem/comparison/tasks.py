@@ -9,7 +9,6 @@ evaluation/harness.py runs harness tasks, evaluation/likelihood.py scores texts;
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import product
@@ -23,7 +22,7 @@ from rich.table import Column, Table
 from tandem.comparison.texts import Exported, prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
 from tandem.evaluation.likelihood import ratio_error
-from tandem.evaluation.task_files import TaskFile, Texts
+from tandem.evaluation.task_files import TaskFile, Texts, file_of
 from tandem.recipe import require
 from tandem.training.display import TERMINAL, progress_bar, say
 from tandem.training.folder import environment, made, replace_file
@@ -61,7 +60,7 @@ def judge_tasks(
         else:
             found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
         for record, items in found:
-            _keep(folder / re.sub("[/:]", "-", record["task"]), shared | record, items)
+            _keep(folder / file_of(record["task"]), shared | record, items)
             for metric, reached in record["metrics"].items():
                 error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
                 table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")

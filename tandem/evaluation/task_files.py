@@ -17,6 +17,7 @@ hub; a name that ends in .yaml is a file of your own. Files are data: tags that 
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,21 +54,28 @@ class Texts:
 def read_tasks(names: str) -> list[TaskFile | Texts]:
     """The tasks and texts that comma-separated names stand for, each once.
 
-    Raises: UserError naming a file that cannot be read, with the line if it is known, or two that share a name.
+    Raises: UserError naming a file that cannot be read, with the line if it is known, or two that would be kept as one.
     """
     found: dict[str, TaskFile | Texts] = {}
-    kept: dict[str, str] = {}  # name of a record -> where its task or text is written
-    for read in (read for name in filter(None, names.split(",")) for read in _read(name.strip(), ())):
+    kept: dict[str, tuple[str, str]] = {}  # file of a record -> where its task or text is written, and its name
+    for read in (read for name in filter(None, map(str.strip, names.split(","))) for read in _read(name, ())):
         found[read.where] = read
         for name in read.texts if isinstance(read, Texts) else [read.name.removeprefix(HUB)]:
-            if (other := kept.setdefault(name, read.where)) != read.where:
+            file = file_of(name)
+            where, other = kept.setdefault(file, (read.where, name))
+            if (where, other) != (read.where, name):
                 raise UserError(
-                    f"--tasks {names}: {other} and {read.where} both have a {name}, and one tasks/{name}.json is kept; "
-                    "rename one, or leave one out"
+                    f"--tasks {names}: {other} of {where} and {name} of {read.where} would both be kept as "
+                    f"tasks/{file}.json; rename one, or leave one out"
                 )
     if not found:
         raise UserError(f"--tasks {names!r}: names no task; there are {', '.join(shipped())}")
     return list(found.values())
+
+
+def file_of(name: str) -> str:
+    """The name of a record's files, without their endings."""
+    return re.sub("[/:]", "-", name)
 
 
 def shipped() -> list[str]:
@@ -98,13 +106,25 @@ def _read(name: str, above: tuple[str, ...]) -> Iterator[TaskFile | Texts]:
         yield _task(path, content)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which PyYAML would keep the second value."""
+
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(keys):
+            if key.value in [other.value for other in keys[:number]]:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is written twice", problem_mark=key.start_mark)
+        return node
+
+
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.load(path.read_text("utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise UserError(f"{where}: cannot be read: {getattr(error, 'problem', None) or error}") from error
     given = content if isinstance(content, dict) else {}
     texts, tasks = given.get("texts"), given.get("tasks")
     is_one = [

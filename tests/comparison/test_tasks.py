@@ -127,10 +127,15 @@ def test_rows_change_nothing(trained, files):
     [
         ("nothing", "--tasks nothing: no such task; there are arc_challenge"),
         ("", "--tasks '': names no task"),
-        ("broken.yaml", "broken.yaml:2: not YAML"),
-        ("poems.yaml,other/poems.yaml", "poems.yaml and other/poems.yaml both have a poems, and one tasks/poems"),
-        ("mine.yaml,named.yaml", "mine.yaml and named.yaml both have a animals"),
-        ("mine.yaml,hf:animals", "mine.yaml and hf:animals both have a animals"),
+        ("broken.yaml", "broken.yaml:2: cannot be read"),
+        (
+            "poems.yaml,other/poems.yaml",
+            "poems of poems.yaml and poems of other/poems.yaml would both be kept as tasks/poems.json; rename one",
+        ),
+        ("mine.yaml,named.yaml", "animals of mine.yaml and animals of named.yaml would both be kept"),
+        ("mine.yaml,hf:animals", "animals of mine.yaml and animals of hf:animals would both be kept"),
+        ("alike.yaml", "a/b of alike.yaml and a-b of alike.yaml would both be kept as tasks/a-b.json"),
+        ("poems.yaml, ,twice.yaml", "twice.yaml:2: cannot be read: texts is written twice"),
         ("hellaswag", "the environment has no TANDEM_DATA; set it to the folder that holds the data"),
     ],
 )
@@ -139,6 +144,8 @@ def test_a_mistake_is_one_message_and_exit_code_2(trained, files, monkeypatch, n
     monkeypatch.delenv("TANDEM_DATA", raising=False)
     (files / "broken.yaml").write_text("task: broken\n: [")
     (files / "named.yaml").write_text("texts: {animals: poem.txt}")
+    (files / "alike.yaml").write_text("texts: {a/b: poem.txt, a-b: rhyme.txt}")
+    (files / "twice.yaml").write_text("texts: {a: poem.txt}\ntexts: {b: rhyme.txt}")
     (files / "other").mkdir()
     (files / "other/poems.yaml").write_text("texts: {poems: rhyme.txt}")
     done = tandem("evaluate", trained, "--tasks", names)
