@@ -111,7 +111,7 @@ def recorded(
 
     `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
     also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
-    its likelihood in windows of the context. `unknown`: share of the text's bytes that the tokenizer does not know;
+    its likelihood in windows of the context. `unknown`: share of the documents' bytes that the tokenizer does not know;
     `altered`: which characters it changes.
     """
     windows = windows and run.network.reads_whole
@@ -122,8 +122,9 @@ def recorded(
     if found.nll_paper is not None:
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}
-    record |= {"unknown": store.unknown} if store.unknown else {}
-    record |= {"altered": store.tokenizer.altered} if store.tokenizer.altered else {}
+    unknown, altered = store.unknown(found.order), store.tokenizer.altered
+    record |= {"unknown": unknown} if unknown else {}
+    record |= {"altered": altered} if altered else {}
     if windows:
         again = scored(run, store, documents, split, _part(progress, 1, 2), whole=False)
         record["in_windows"] = per_token(again)

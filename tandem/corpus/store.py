@@ -117,13 +117,14 @@ class Store:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_file(self.folder / "tokenizer.json")
 
-    @functools.cached_property
-    def unknown(self) -> float:
-        """Share of the text's bytes that the tokenizer does not know."""
+    def unknown(self, documents: np.ndarray) -> float:
+        """Share of the bytes of these documents that the tokenizer does not know."""
         if self.tokenizer.unknown is None:
             return 0.0
-        held = self.token_bytes[self.tokens == self.tokenizer.unknown]
-        return float(held.sum(dtype=np.int64) / max(1, self.token_bytes.sum(dtype=np.int64)))
+        tokens = np.concatenate([self.document(i) for i in documents])
+        sizes = np.concatenate([self.token_bytes[self.offsets[i] : self.offsets[i + 1]] for i in documents])
+        held = sizes[tokens == self.tokenizer.unknown]
+        return float(held.sum(dtype=np.int64) / max(1, sizes.sum(dtype=np.int64)))
 
     def verify(self) -> None:
         """Reads everything. Raises: UserError unless contents, manifest and vocabulary agree."""

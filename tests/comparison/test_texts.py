@@ -62,6 +62,12 @@ def test_what_a_tokenizer_does_not_know_is_told_beside_the_bits(tmp_path):
     assert done.exit_code == 0, done.output
     assert "21 bytes (29.2% unknown to the tokenizer; the tokenizer changes or drops q), 1 document" in done.output
     assert json.loads((tmp_path / "mine/result.json").read_text())["likelihood"]["unknown"] == 7 / 24
+    (tmp_path / "two.jsonl").write_text('{"text": "cat sees"}\n{"text": "unseen sees"}\n')
+    both, one = (
+        tandem("evaluate", tmp_path / "mine", "--texts", f"two={tmp_path}/two.jsonl", *few).stdout.splitlines()[-1]
+        for few in ([], ["--documents", 1])
+    )
+    assert "10 bytes (31.6% unknown" in both and "5 bytes (the tokenizer changes" in one
 
 
 def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path):
