@@ -32,9 +32,9 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "network": f"{name}: {network}",
         "parameters": f"{scaled(cost.total_parameters)} = " + " + ".join(f"{r} {scaled(n)}" for r, n in by_role),
         "optimiser": f"{recipe.value('optimiser.name')}: {' + '.join(_groups(run))}{_peak(run)}",
-        "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}",
+        "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}{_ids(run)}",
         **_start(run),
-        "device": f"{run.device.value} ({run.device.reason}), {torch.get_num_threads()} threads",
+        "device": f"{run.device.value} ({run.device.reason}), {counted(torch.get_num_threads(), 'threads')}",
         "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
         "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
         "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
@@ -97,10 +97,17 @@ def _sources(run: "Run", read: np.ndarray) -> str:
 
 
 def _leak(run: "Run") -> str:
-    """How many held-out documents are trained on, too; empty if none is known to be."""
+    """How many held-out documents stand in the training text, too; empty if none is known to."""
     held_out = run.corpus.validation.manifest
-    told = f"; {held_out.trained_on:,} of {counted(held_out.documents, 'documents')} held out stand in it, too"
+    where = "it" if run.corpus.train.most is None else "the whole of its texts"
+    told = f"; {held_out.trained_on:,} of {counted(held_out.documents, 'documents')} held out stand in {where}, too"
     return told if held_out.trained_on else ""
+
+
+def _ids(run: "Run") -> str:
+    """The ids of a tokenizer that the text was too small to give as many as were asked for; else empty."""
+    asked, made = run.recipe.corpus.vocabulary, run.corpus.train.vocabulary
+    return f"; {made:,} ids of corpus.vocabulary={asked}, as it gives no more" if asked and made < asked else ""
 
 
 def _phases(run: "Run") -> str:

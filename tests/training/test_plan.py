@@ -77,8 +77,17 @@ def test_a_plan_tells_of_held_out_text_that_is_trained_on(small_corpus, texts):
     assert "stand in it" not in page(run := Run(recipe, corpus), Speed(0.5, 10.0, 3 << 29, 1.0))["text"]
     manifest = corpus.validation.manifest
     corpus.validation.manifest = manifest.model_copy(update={"trained_on": 1})
-    told = f"; 1 of {manifest.documents} documents held out stand in it, too"
-    assert page(run, Speed(0.5, 10.0, 3 << 29, 1.0))["text"].endswith(told)
+    for most, where in ((None, "it"), (500, "the whole of its texts")):
+        corpus.train.most = most
+        told = f"; 1 of {manifest.documents} documents held out stand in {where}, too"
+        assert told in page(run, Speed(0.5, 10.0, 3 << 29, 1.0))["text"]
+
+
+def test_a_plan_tells_where_a_text_is_too_small_for_its_vocabulary(small_corpus):
+    recipe = load("decoder/tiny", [*small_corpus, "corpus.vocabulary=5000", "budget=1 steps"])
+    corpus = prepare(recipe.corpus)
+    told = page(Run(recipe, corpus), Speed(0.5, 10.0, 3 << 29, 1.0))["text"]
+    assert told.endswith(f"; {corpus.train.vocabulary:,} ids of corpus.vocabulary=5000, as it gives no more")
 
 
 def test_steps_of_unequal_streams_are_told_by_their_mean(small_corpus):
