@@ -30,7 +30,7 @@ from tandem.corpus.sentences import Segmentation, in_turn
 from tandem.corpus.sources import Source, check_names, find_sources
 from tandem.corpus.store import FORMAT, Store, StoreWriter, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
-from tandem.recipe import Settings, UserError, register
+from tandem.recipe import Settings, UserError, counted, register
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes done and bytes in all, as the sources count them; the latter is None if a source cannot tell.
@@ -231,8 +231,9 @@ def write(
 def _none_left(side: str, parts: list[Part], documents: int, key: str) -> UserError:
     """Of a side without documents: its texts hold none, or none of the `documents` of both sides fell to it."""
     if documents and any(0 < part.held_out < 1 for part in parts):
-        cure = "give more documents (a text file is one), another share, or other texts as corpus.validation"
-        return UserError(f"{key}: no document is left for {side}, of {documents}; {cure}")
+        of = f"{counted(documents, 'documents')} (a text file is one, equal ones count as one)"
+        cure = "give more of them, another share, or other texts as corpus.validation"
+        return UserError(f"{key}: no document is left for {side}, of {of}; {cure}")
     key = {"train": "corpus.texts", "validation": "corpus.validation"}[side] if key == "corpus" else key
     names = ", ".join(part.source.name for part in parts[:3]) + (", ..." if len(parts) > 3 else "")
     return UserError(f"{key}: there is no text in {names}; write some there, or name other texts")

@@ -45,7 +45,7 @@ def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
         else:
             found += [File(path, field) for path in _files(key, name)]
     if not found:
-        raise UserError(f"{key} = []: names no text; {ALLOWED}")
+        raise UserError(f"{key}: names no text; {ALLOWED}")
     return found
 
 

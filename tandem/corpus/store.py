@@ -270,5 +270,5 @@ def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        cure = f"name another {key}, or where the disk is full make room, and start the same command again"
+        cure = f"make {folder.parent} writable, make room on a full disk, or name another {key} where that can be set"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error

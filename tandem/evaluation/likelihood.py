@@ -157,8 +157,8 @@ def require_bytes(store: Store, context: int, documents: int | None, split: str,
     windows = suffix_windows(store, context, order) if prefix else ((i, 0, store.lengths[i] - 1, 0) for i in order)
     if not any(store.token_bytes[store.offsets[i] :][asked + 1 : last + 1].any() for i, _, last, asked in windows):
         raise UserError(
-            f"{store.manifest.sources[0]} ({store.folder}): of {len(order):,} documents to score only the ends are "
-            "asked, which are no text, so there are no bits per byte; give longer documents, or more of them"
+            f"{store.manifest.sources[0]} ({store.folder}): of {counted(len(order), 'documents')} to score only the "
+            "ends are asked, which are no text, so there are no bits per byte; give longer documents, or more of them"
         )
 
 
