@@ -47,7 +47,7 @@ class PartitionConfig(Settings):
 
     def derive(self):
         if self.shared and self.scope == "document":
-            raise ValueError("shared: true gives all rows the same splits, but documents differ; take scope: row")
+            raise ValueError("shared = true: gives all rows the same splits, but documents differ; take scope: row")
         return {}
 
 

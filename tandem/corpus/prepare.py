@@ -106,9 +106,11 @@ class Corpus:
 
         def derive(self) -> dict[str, Any]:
             if self.train_tokens is not None and isinstance(self.texts, dict):
-                raise ValueError(f"train_tokens = {self.train_tokens}: only for texts without shares; write a list")
+                reason = "only for texts without shares; write a list, or corpus.train_tokens=null"
+                raise ValueError(f"train_tokens = {self.train_tokens}: {reason}")
             if self.tokenizer != "bpe" and self.vocabulary is not None:
-                raise ValueError(f"vocabulary = {self.vocabulary}: only a bpe trained here has a size to choose")
+                reason = "only a bpe trained here has a size to choose; write corpus.vocabulary=null"
+                raise ValueError(f"vocabulary = {self.vocabulary}: {reason}")
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
 
         @field_validator("tokenizer", "folder", mode="before")

@@ -71,7 +71,9 @@ class BlockConfig(Settings):
 
     def derive(self) -> dict[str, Any]:
         if self.head_width is None and self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; or set head_width")
+            raise ValueError(
+                f"width {self.width} is not a multiple of heads {self.heads}; change one, or set head_width"
+            )
         if self.heads % (self.key_heads or self.heads):
             raise ValueError(f"key_heads {self.key_heads} does not divide heads {self.heads}")
         head_width = self.head_width or self.width // self.heads

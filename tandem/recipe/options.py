@@ -19,6 +19,9 @@ RECIPE = "a recipe"
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 """What stands for a variable of the environment, by its name."""
 
+_ABOUT = re.compile(r"(\w+)( =|:) ")
+"""How the reason of a section begins if it is about one of its options."""
+
 
 def read_options(
     config: type[Settings], kind: str, name: str, node: Node, problems: Problems, beside: Sequence[str] = ()
@@ -115,7 +118,10 @@ def _explain(
     section = kind if name == kind else f"{kind} = {name}"
     subject = section if key == kind else f"{key} = {shown(node.plain())}"
     if error["type"] in ("value_error", "assertion_error"):
-        return node.origin, f"{subject}: {error['msg'].partition(', ')[2]}"
+        reason = error["msg"].partition(", ")[2]
+        about = _ABOUT.match(reason)  # an option below: the place is its own
+        option = about and node.at(about[1])
+        return (option.origin, join(key, reason)) if option else (node.origin, f"{subject}: {reason}")
     return node.origin, f"{subject}: must be {allowed}"
 
 
