@@ -18,8 +18,8 @@ class declares its options in an inner `Config` and registers itself, and that i
     recipe.network.window, recipe.choice("network"), recipe.origins["network.window"]     # 16, SPS, override
 
 A value is a default of the class, comes from a line of a file, is an override, or is derived from other values by
-`Settings.derive`. Nothing is dropped or guessed: all mistakes are reported at once, each on one line with its place,
-its value, what is allowed and the nearest name.
+`Settings.derive`. Nothing is dropped or guessed: mistakes are reported together, each on one line with its place, its
+value, what is allowed and the nearest name; those between values show once each of these is valid.
 
     mine.yaml:7  network.windw = 64: no such key; did you mean network.window? sps takes depth, heads, width, window
 
