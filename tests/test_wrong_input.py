@@ -89,6 +89,15 @@ def test_a_wrong_recipe(tmp_path, monkeypatch, small_corpus, overrides, words):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_option_that_contradicts_another_is_told_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: decoder/tiny\ncorpus:\n  tokenizer: bytes\n  vocabulary: 300\n")
+    words = "mine.yaml:4  corpus.vocabulary = 300: only a bpe trained here has a size", "corpus.vocabulary=null"
+    refused(tandem("plan", "mine.yaml"), *words)
+    words = "override  network.partition.shared = true: gives all rows the same splits", "take scope: row"
+    refused(tandem("plan", "double_decoder/tiny", "network.partition.shared=true"), *words)
+
+
 @pytest.mark.parametrize(("option", "extra"), [("log.wandb=mine", "wandb"), ("log.tensorboard=true", "tensorboard")])
 def test_a_log_whose_package_is_not_installed(tmp_path, monkeypatch, small_corpus, option, extra):
     monkeypatch.setitem(sys.modules, extra, None)
@@ -233,17 +242,19 @@ def test_a_recipe_has_no_trained_weights_to_analyse():
     )
 
 
-def test_printed_commands_can_be_typed(run):
+def test_printed_commands_can_be_typed(run, tmp_path):
     moved = RunFolder(Path(shutil.move(run, run.parent / "two words" / "mine")))
     result = json.loads((moved.path / "result.json").read_text())
-    assert f"tandem generate '{moved.path}' 'Once" in result_page(moved, result)[-1][1]
+    assert f"tandem generate '{moved.path / 'model'}' 'Once" in result_page(moved, result)[-1][1]
     recipe = moved.recipe.read_text()
     moved.recipe.write_text(recipe.replace("positions: adjacent", "positions: learned"))
     prompt, tokens = result["samples"][0][0], load(str(moved.recipe)).sampling.tokens
     assert result_page(moved, result)[-1][1].endswith(f"{shlex.quote(prompt)} --tokens {tokens}")
     moved.recipe.write_text(recipe)
+    model = moved.model.rename(tmp_path / "model")
+    assert f"tandem generate '{moved.path}' 'Once" in result_page(moved, result)[-1][1]
+    model.rename(moved.model)
     shutil.rmtree(moved.checkpoints)
-    assert f"tandem generate '{moved.path / 'model'}' 'Once" in result_page(moved, result)[-1][1]
     cure = f"tandem train '{moved.recipe}' --run mine --runs '{moved.path.parent}'"
     refused(tandem("evaluate", moved.path), "finished, but its checkpoints are gone", cure, "can still generate text")
     (moved.path / "result.json").unlink()

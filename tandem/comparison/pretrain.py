@@ -372,4 +372,5 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, ob
     recipe, asked = read_part(folder.recipe), "'Once upon a time'"
     if result["samples"] and recipe["network"].get("positions") == "learned":  # which may be too few for these
         asked = f"{quote(result['samples'][0][0])} --tokens {recipe['sampling']['tokens']}"
-    return [*said, ("go on", f"tandem generate {quote(str(folder.path if last else model))} {asked}")]
+    ready = model if model.exists() else folder.path  # the model needs no text, which may have changed since
+    return [*said, ("go on", f"tandem generate {quote(str(ready))} {asked}")]
