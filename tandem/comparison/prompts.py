@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tandem.corpus.files import LINES, ROWS
 from tandem.generation.generate import Piece
 from tandem.recipe import UserError
 
@@ -20,10 +21,12 @@ def read_prompts(name: str, as_json: bool) -> list[str]:
 
     Raises: UserError naming file and line.
     """
+    if name.lower().endswith(LINES + ROWS) and not name.endswith(".jsonl"):
+        raise UserError(f"--file {name}: unknown kind of file; name one that ends in .jsonl, or write a prompt a line")
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
-        raise UserError(f"--file {name}: {error.strerror}") from error
+        raise UserError(f"--file {name!r}: {error.strerror}; name a file that can be read") from error
     where = "standard input" if name == "-" else name
     are_records = as_json if name == "-" else name.endswith(".jsonl")
     data = data.removeprefix(codecs.BOM_UTF8)
@@ -44,6 +47,10 @@ def _prompt(line: bytes, place: str, is_record: bool) -> str:
         raise UserError(f'{place}: not a JSON line ({error}); each must read {{"prompt": "..."}}') from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise UserError(f'{place}: no text "prompt" in it; each line must read {{"prompt": "..."}}')
+    try:
+        record["prompt"].encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 cannot
+        raise UserError(f'{place}: "prompt" is not Unicode text ({error.reason}); write it anew') from error
     return record["prompt"]
 
 

@@ -50,15 +50,15 @@ def generate(
 def _check(network: Network, prompts: list[list[int]], max_tokens: int) -> None:
     if max_tokens < 1:
         raise UserError(f"max_tokens = {max_tokens}: ask for at least 1")
-    for row, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, 1):
         if not prompt:
-            raise UserError(f"prompt {row} has no tokens; start it with the document end")
+            raise UserError(f"prompt {number} has no tokens; start it with the document end")
         if outside := [token for token in prompt if not 0 <= token < network.ids]:
-            raise UserError(f"prompt {row} has id {outside[0]}; the network knows 0 to {network.ids - 1}")
+            raise UserError(f"prompt {number} has id {outside[0]}; the network knows 0 to {network.ids - 1}")
         if network.longest is not None and len(prompt) + max_tokens - 1 > network.longest:
             raise UserError(
-                f"prompt {row} has {len(prompt)} tokens and {max_tokens} more are asked, of which all but the last are "
-                f"read; this network has learned positions for {network.longest}: shorten the prompt or ask for fewer"
+                f"prompt {number} has {len(prompt)} tokens and {max_tokens} more are asked, of which all but the last "
+                f"are read; this network has learned positions for {network.longest}: shorten it or ask for fewer"
             )
 
 
@@ -134,11 +134,11 @@ def starts_of(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], ma
     """The ids that a network reads for each prompt. Raises: UserError as `stream_text` does."""
     if isinstance(prompts, str):
         raise UserError(f"prompts is one text: pass a list, [{prompts[:20]!r}]")
-    for row, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, 1):
         if not isinstance(prompt, str):
-            raise UserError(f"prompt {row} is {type(prompt).__name__}, not text")
+            raise UserError(f"prompt {number} is {type(prompt).__name__}, not text")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UserError(f"prompt {row} is not text: it holds bytes that are not UTF-8")
+            raise UserError(f"prompt {number} is not text: it holds bytes that are not UTF-8")
     starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
     _check(network, starts, max_tokens)
     return starts

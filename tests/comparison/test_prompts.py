@@ -74,14 +74,18 @@ def test_a_prompt_of_json_lines_may_have_several_lines(trained, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.txt", None, "absent.txt: No such file or directory"),
+        ("absent.txt", None, "absent.txt': No such file or directory; name a file that can be read"),
         ("empty.txt", b"\n \n", "empty.txt: holds no prompt; write one a line"),
         ("bad.txt", b"fine\n\xff\n", "bad.txt:2: not UTF-8"),
         ("bad.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "bad.jsonl:2: not a JSON line"),
         ("bad.jsonl", b'{"text": "a"}\n', 'bad.jsonl:1: no text "prompt" in it'),
         ("bad.jsonl", b"[" * 100_000, "bad.jsonl:1: not a JSON line"),
         ("bad.jsonl", b'{"prompt": 3}\n', 'bad.jsonl:1: no text "prompt" in it'),
-        ("bad.jsonl", b'{"prompt": "\\ud800"}\n', "prompt 0 is not text"),
+        ("bad.jsonl", b'{"prompt": "\\ud800"}\n', 'bad.jsonl:1: "prompt" is not Unicode text (surrogates not allowed)'),
+        *(
+            (name, b"", f"{name}: unknown kind of file; name one that ends in .jsonl")
+            for name in ("a.JSONL", "a.jsonl.gz")
+        ),
     ],
 )
 def test_a_file_that_can_not_be_read_is_told(trained, tmp_path, name, content, message):

@@ -106,11 +106,11 @@ def test_prompts_are_any_sequences_of_whole_numbers(kind):
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
-        ([1, 61], 5, r"prompt 1 has id 61; the network knows 0 to 60"),
-        ([-1], 5, r"prompt 1 has id -1"),
-        ([], 5, r"prompt 1 has no tokens"),
+        ([1, 61], 5, r"prompt 2 has id 61; the network knows 0 to 60"),
+        ([-1], 5, r"prompt 2 has id -1"),
+        ([], 5, r"prompt 2 has no tokens"),
         ([1], 0, r"max_tokens = 0: ask for at least 1"),
-        ([1] * 30, 4, r"prompt 1 has 30 tokens and 4 more are asked, .* positions for 32:"),
+        ([1] * 30, 4, r"prompt 2 has 30 tokens and 4 more are asked, .* positions for 32:"),
     ],
 )
 def test_what_can_not_be_generated_is_refused_before_anything_runs(prompt, max_tokens, message, monkeypatch):
@@ -218,11 +218,11 @@ def test_as_many_prompts_are_served_at_a_time_as_asked_and_the_texts_do_not_depe
 def test_a_wrong_prompt_is_told_by_its_number_before_any_is_served(monkeypatch):
     network = network_of(257, positions="learned")
     monkeypatch.setattr(network, "session", None)
-    with pytest.raises(UserError, match="prompt 2 has 40 tokens and 5 more"):
+    with pytest.raises(UserError, match="prompt 3 has 40 tokens and 5 more"):
         stream_text(network, Tokenizer.of_bytes(), ["a", "b", "c" * 40], sampler=DRAWN, max_tokens=5, rows=1)
 
 
-@pytest.mark.parametrize(("prompt", "message"), [(b"bytes", "prompt 1 is bytes, not text"), ("a\udc80", "not UTF-8")])
+@pytest.mark.parametrize(("prompt", "message"), [(b"bytes", "prompt 2 is bytes, not text"), ("a\udc80", "not UTF-8")])
 def test_prompts_that_are_not_text_are_refused(prompt, message):
     tokenizer = Tokenizer.of_bytes()
     with pytest.raises(UserError, match=message):
@@ -241,5 +241,5 @@ def test_less_than_one_row_at_a_time_is_refused(rows):
 
 
 def test_a_tokenizer_of_more_ids_than_the_network_is_refused():
-    with pytest.raises(UserError, match="prompt 0 has id 195; the network knows 0 to 60"):
+    with pytest.raises(UserError, match="prompt 1 has id 195; the network knows 0 to 60"):
         generate_text(network_of(), Tokenizer.of_bytes(), ["é"], sampler=DRAWN, max_tokens=5)
