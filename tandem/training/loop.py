@@ -57,7 +57,7 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
             loss.backward()
         sums = _added((sums, terms))
     sums, norm = run.ranks.total_sums(sums), whole(run.optimiser.clip())
-    require_finite(sums, norm, step, run.place(step), is_told_elsewhere=not run.ranks.is_first)
+    require_finite(sums, norm, step + 1, run.place(step), is_told_elsewhere=not run.ranks.is_first)
     taken = Taken(sums, counts, norm, 0.0, asked)
     skip = run.optimiser.config.skip_spikes
     is_spike = run.progress.is_spike(taken.level(), run.optimiser.config.spike, skip)

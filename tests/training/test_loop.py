@@ -78,7 +78,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(make_run):
     with torch.no_grad():
         run.network.norm.weight[0] = float("nan")
     before = {name: p.clone() for name, p in run.network.named_parameters()}
-    with pytest.raises(NotFinite, match=r"step 7: nll and gradient norm not finite.*tokens 896 to 1,024 of the text"):
+    with pytest.raises(NotFinite, match=r"step 8: nll and gradient norm not finite.*tokens 896 to 1,024 of the text"):
         take_step(run, 7)
     assert all(torch.equal(before[n], p) or n == "norm.weight" for n, p in run.network.named_parameters())
 
