@@ -51,7 +51,7 @@ class _Group(TyperGroup):
             if error.errno not in CURES:
                 raise
             cure = f"{CURES[error.errno]} and start the same command again"
-            _tell(error, f"{error.filename or 'a file'}: {error.strerror}; {cure}")
+            _tell(error, f"{error.filename or 'standard output or a file'}: {error.strerror}; {cure}")
             sys.exit(2)
         except (MemoryError, RuntimeError) as error:  # RuntimeError: PyTorch's, of any device
             first = (str(error).splitlines() or ["no memory"])[0]
@@ -140,8 +140,8 @@ def _masks(what: str = "", *overrides: str) -> str:
         recipe = load(what, overrides)
         network, config = recipe.choice("network"), recipe.network
     else:
-        near = did_you_mean(what, [*networks, *recipes()])
-        raise UserError(f"show mask {what}: needs a network or a recipe; {near}networks: {', '.join(networks)}")
+        near, asked = did_you_mean(what, [*networks, *recipes()]), f"show mask {what}".rstrip()
+        raise UserError(f"{asked}: needs a network or a recipe; {near}networks: {', '.join(networks)}")
     parts = ["One line per query, one column per key: # is read, . is not. Two documents, a and b, in one row."]
     for title, span, keys in network.drawing(config, list(STARTS)):
         parts += [title, draw_span(span.lo[0].tolist(), span.hi[0].tolist(), keys)]

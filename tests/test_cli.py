@@ -156,7 +156,7 @@ def test_show_mask_draws_a_network_or_that_of_a_recipe(command, what):
         ),
         (["show", "none.yaml"], '"none.yaml": no such file; did you mean mine.yaml? `tandem show` lists recipes'),
         (["show", "mine.yaml", "seed=-1"], "override  seed = -1: must be a whole number >= 0"),
-        (["show", "mask"], "show mask : needs a network or a recipe; networks: decoder"),
+        (["show", "mask"], "show mask: needs a network or a recipe; networks: decoder"),
         (
             ["show", "mask", "decodr"],
             "show mask decodr: needs a network or a recipe; did you mean decoder? networks: decoder",

@@ -286,7 +286,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the library raises no narrower class
-        raise UserError(f'corpus.tokenizer = "{path}": not a tokenizer ({error})') from error
+        raise UserError(f'corpus.tokenizer = "{path}": cannot be read as a tokenizer ({error})') from error
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -94,7 +94,8 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
     """Reasons why the decoder cannot have these settings."""
     names = described.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-        yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read"
+        cure = "; of a model that Tandem exported, start.run=RUN takes the weights" if "recipe" in described else ""
+        yield f"architectures = {names}: only {' and '.join(ARCHITECTURES)} can be read{cure}"
         return
     for key, kind in (("rope_scaling", dict), ("rope_parameters", dict), ("layer_types", list)):
         if not isinstance(value := described.get(key) or kind(), kind):

@@ -211,12 +211,12 @@ def test_an_empty_vocabulary_is_refused(tmp_path):
 
 def test_a_damaged_tokenizer_file_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="not a tokenizer"):
+    with pytest.raises(UserError, match="cannot be read as a tokenizer"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "encoder.json").write_text('{"H": 0}')
     (tmp_path / "vocab.bpe").write_text("#version\nH i\n")
-    with pytest.raises(UserError, match="not a tokenizer"):
+    with pytest.raises(UserError, match="cannot be read as a tokenizer"):
         load_tokenizer(str(tmp_path))
 
 

@@ -73,6 +73,7 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
             "architectures = .*Qwen2.*only LlamaForCausalLM and Qwen3",
         ),
         ({"architectures": "absent"}, "architectures = None"),
+        ({"architectures": ["TandemForCausalLM"], "recipe": {}}, "start.run=RUN takes the weights"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
         ({"rope_parameters": {"factor": 2.0}}, "factor = 2.0: rotary positions are not scaled"),
