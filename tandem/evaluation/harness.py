@@ -16,6 +16,7 @@ Importing this module needs the extra `harness`.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -42,7 +43,7 @@ from tandem.evaluation.task_files import HUB, TaskFile
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
-from tandem.recipe import UserError
+from tandem.recipe import UserError, counted
 
 Told = Callable[[int, int], object]
 
@@ -214,7 +215,10 @@ def run_tasks(adapter: Harness, files: Sequence[TaskFile], limit: int | None = N
     results = []
     for file in files:
         try:
-            results += _run(adapter, _loaded(file), limit)
+            loaded = _loaded(file)
+            if file.config:  # a task of your own
+                _require_answers(loaded, limit)
+            results += _run(adapter, loaded, limit)
         except UserError as error:
             raise UserError(f"{file.where}: {error}") from error
     return results
@@ -231,6 +235,24 @@ def _loaded(file: TaskFile) -> Any:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEW_SHOT_SEED)
     return loaded
+
+
+def _require_answers(loaded: Any, limit: int | None) -> None:
+    """Raises: UserError where the right answer of an item is none of its choices: the harness counts it as missed."""
+    for task in loaded["tasks"].values():
+        if task.OUTPUT_TYPE != "multiple_choice":
+            continue
+        with _harness_may("ask or score its items"):
+            items = [*itertools.islice(task.eval_docs, limit)]
+            counts = [*map(len, choices := [*map(task.doc_to_choice, items)])]
+            right = [*map(task.doc_to_text if task.multiple_input else task.doc_to_target, items)]
+        for number, (texts, count, found) in enumerate(zip(choices, counts, right, strict=True)):
+            for answer in found if isinstance(found, list) else [found]:
+                if answer not in (texts if isinstance(answer, str) else range(count)):
+                    raise UserError(
+                        f"item {number}: its right answer is {answer!r}, none of its {counted(count, 'choices')}; "
+                        "write the text of one, or its number from 0 on"
+                    )
 
 
 @contextlib.contextmanager

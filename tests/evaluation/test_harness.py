@@ -413,9 +413,14 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
         ("task: mine\ndataset_kwargs: [a]\n", r"mine.yaml: the harness cannot run it"),
         (MINE.replace("test_split", "tset_split"), r"mine.yaml: the harness cannot run it.*tset_split"),
         (MINE.replace("hellaswag_val.jsonl.gz", "broken.jsonl"), r"mine.yaml: the harness cannot run it"),
-        *(
-            (MINE.replace("hellaswag_val.jsonl.gz", name), r"mine.yaml: the harness cannot ask or score its items: Ty")
-            for name in ("no_choices.jsonl", "no_target.jsonl")
+        (
+            MINE.replace("hellaswag_val.jsonl.gz", "no_choices.jsonl"),
+            r"mine.yaml: the harness cannot ask or score its items: Ty",
+        ),
+        (MINE.replace("hellaswag_val.jsonl.gz", "no_target.jsonl"), r"mine.yaml: item 1: its right answer is None, no"),
+        (
+            MINE.replace("to_target: gold", "to_target: right"),
+            r"item 0: its right answer is 'right', none of its",
         ),
         (
             MINE.replace("hellaswag_val.jsonl.gz", "empty.jsonl"),
