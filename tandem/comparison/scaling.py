@@ -183,7 +183,7 @@ def fitted(
         cells: what the runs of one cell have in common, for every run; None: every run is a cell.
     """
     special, found = require("scipy.special", "statistics"), {}
-    draws = draws or max(200, math.ceil(10 / level))
+    draws, tail = draws or max(200, math.ceil(10 / level)), 1 - level / 2
     for name, runs in methods.items():
         whole = fit(runs)
         says, is_line = whole.loss(runs), isinstance(whole, Line)
@@ -194,7 +194,7 @@ def fitted(
         cell_of, n = np.array([numbers[cell] for cell in held]), len(numbers)
         off = np.bincount(cell_of, of_runs) / np.bincount(cell_of)
         freedom = max(1, n - whole.numbers)
-        wider = math.sqrt(n / freedom) * float(special.stdtrit(freedom, 0.975) / special.ndtri(0.975))
+        wider = math.sqrt(n / freedom) * float(special.stdtrit(freedom, tail) / special.ndtri(tail))
         rng, drawn = np.random.default_rng(seed), []
         for _ in range(draws):
             error = wider * off[rng.integers(n, size=n)][cell_of]
