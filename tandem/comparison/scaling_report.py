@@ -8,7 +8,7 @@
 A line is fitted where a method has runs at three values of what varies. A law takes six runs, three sizes, three
 numbers of tokens, and a size with two of these. Values less than 5 % apart count as one. Readings at equal FLOPs, data
 and loss (readings.py) need two budgets of the baseline at a size. Anything that lacks its runs is left out, and named:
-readings use the seeds that both arms have, multipliers wait for arms with unlike seeds, and an arm with a loss that is
+readings use the seeds that both arms have, multipliers wait for all runs of both arms, and an arm with a loss that is
 not finite is left out of that cell. Tokens are tokens of text; parameters exclude the embedding table and the head.
 """
 
@@ -66,6 +66,8 @@ class Scaling:
     """Whether an arm is told where sentences end; losses include the nats of these ends."""
     warnings: list[str]
     """Runs that are missing or not finite."""
+    lacking: set[str]
+    """Arms of such runs: fits to unlike seeds or cells are not compared."""
     laws: dict[str, Fitted]
     lines: dict[tuple[str, str], dict[str, Fitted]]
     """By axis and the value of what stays fixed, then by arm."""
@@ -77,14 +79,16 @@ class Scaling:
         level = cells[0].study.level
         require_same_documents(results)
         runs: dict[str, list[Run]] = {arm: [] for cell in cells for arm in cell.study.arms}
-        missing, broken = [], []
+        missing, broken, lacking = [], [], set[str]()
         for cell in cells:
             for arm in cell.study.arms:
                 own = [result for result in cell.results if result.arm == arm and not result.trial]
                 where, seeds = f"{arm}, {cell.size}, {budget_in_words(cell.budget)}", {result.seed for result in own}
-                missing += [f"{where}, seed {seed}" for seed in cell.study.seeds if seed not in seeds]
-                broken += [f"{where}, seed {r.seed}" for r in own if not math.isfinite(r.paid_per_token)]
-                if all(math.isfinite(result.paid_per_token) for result in own):
+                absent = [f"{where}, seed {seed}" for seed in cell.study.seeds if seed not in seeds]
+                odd = [f"{where}, seed {r.seed}" for r in own if not math.isfinite(r.paid_per_token)]
+                missing, broken = missing + absent, broken + odd
+                lacking |= {arm} if absent or odd else set()
+                if not odd:
                     runs[arm] += [Run(cell.size, cell.budget, result.seed, _measured(result)) for result in own]
         warnings = [f"Missing: {'; '.join(missing)}."] if missing else []
         if broken:
@@ -96,7 +100,7 @@ class Scaling:
                 if found := _fits(of, Line.along(axis), functools.partial(_tells_line, axis), level):
                     lines[axis, value] = found
         pays_for_ends = any(result.end_nats.any() for result in results)
-        return cls(cells[0].study, runs, pays_for_ends, warnings, laws, lines)
+        return cls(cells[0].study, runs, pays_for_ends, warnings, lacking, laws, lines)
 
     def cells(self, arm: str) -> dict[tuple[str, str], dict[int, Measured]]:
         """By size and budget, an arm's runs by seed."""
@@ -135,7 +139,7 @@ class Scaling:
         where these are missing. What lies beyond the baseline's runs has no interval: a line may not hold there.
         """
         found, level, baseline = [], self.study.level, self.study.baseline
-        for arm in (arm for arm in self.runs if arm != baseline and self._has_seeds_of(arm, baseline)):
+        for arm in (arm for arm in self.runs if arm != baseline and not self.lacking & {arm, baseline}):
             for (size, budget), cell in self.means(arm).items():
                 x, same = getattr(cell, axis), size if AXES[axis] == "size" else budget
                 lines = self.lines.get((axis, same), {})
@@ -148,11 +152,6 @@ class Scaling:
                 record["laws"] = _ratio(self.laws, baseline, arm, more, level)
                 found.append(record)
         return found
-
-    def _has_seeds_of(self, arm: str, other: str) -> bool:
-        """Whether two arms have runs of the same seeds in every cell of both."""
-        own, others = self.cells(arm), self.cells(other)
-        return all(own[cell].keys() == others[cell].keys() for cell in own.keys() & others.keys())
 
     def _has(self, arm: str, axis: str, same: str, x: float) -> bool:
         """Whether an arm's runs along `axis`, at the size or budget `same`, reach from below x to above it."""

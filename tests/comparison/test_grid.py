@@ -199,6 +199,14 @@ def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("lost", [slice(2, 4), slice(0, 2), slice(0, 4)])  # of an arm, of the baseline, of both
+def test_multipliers_wait_for_a_whole_cell(lost):
+    cells_of_one = cells(sizes=(1e6,), budgets=(2e7, 6e7, 2e8, 6e8))
+    assert len(Scaling.of(cells_of_one).multipliers("tokens")) == 4
+    del cells_of_one[0].results[lost]
+    assert not Scaling.of(cells_of_one).multipliers("tokens")
+
+
 def test_where_runs_are_few_nothing_is_said(tmp_path):
     _, text = write_scaling(cells(budgets=(2e7, 6e7)), tmp_path)
     assert "alpha" not in text and "Effective data" not in text and "Effective parameters" in text
