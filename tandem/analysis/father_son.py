@@ -23,7 +23,6 @@ Source: Thought Gestalt (arXiv 2512.25026); pairs by seed, both orders, fillers 
 Cost: for P pairs and n tokens of a text about 20 P n tokens, twice that with seeds off.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tandem.analysis.analysis import Analysis, jackknife
 from tandem.corpus import ScoringBatch, Store, Tokenizer, shuffled
@@ -91,6 +90,13 @@ class FatherSon(Analysis):
         """Determines which pairs are drawn."""
         rows: int = Field(64, ge=1)
         """Texts read at a time."""
+
+        @field_validator("between")
+        @classmethod
+        def _numbers_differ(cls, between):
+            if len(set(between)) < len(between):
+                raise ValueError("names a number twice; give each once")
+            return between
 
     def measure(self, run: Run) -> dict[str, Any]:
         """How many names are kept; means over pairs by condition, nats; margins of pairs, both orders averaged.
@@ -179,11 +185,11 @@ def drawn_pairs(names: list[str], count: int, seed: int) -> list[tuple[str, str]
     return [*chosen, *((son, father) for father, son in chosen)]
 
 
-def error_over_names(margins: np.ndarray, pairs: Sequence[tuple[str, str]]) -> float:
-    """Standard error of the mean of (P,) margins of pairs; NaN where all pairs share a name."""
+def error_over_names(margins: np.ndarray, pairs: Sequence[tuple[str, str]]) -> float | None:
+    """Standard error of the mean of (P,) margins of pairs; None where all pairs share a name."""
     without = [margins[[name not in pair for pair in pairs]] for name in sorted({*chain(*pairs)})]
     if not all(map(len, without)):
-        return math.nan
+        return None
     return jackknife([left.mean() for left in without])
 
 

@@ -1,6 +1,5 @@
 """Father and son, on a network made by hand that copies what stands at a place, and on tiny ones."""
 
-import math
 import warnings
 from itertools import combinations
 from types import SimpleNamespace
@@ -258,4 +257,4 @@ def test_the_standard_error_holds_what_names_share(names, pairs):
         margins = np.array([own[int(a)] + own[int(b)] for a, b in chosen])
         held += abs(margins.mean()) < 1.96 * error_over_names(margins, chosen)
     assert 0.89 <= held / 200 <= 0.99
-    assert math.isnan(error_over_names(np.ones(2), [("0", "1"), ("0", "2")]))
+    assert error_over_names(np.ones(2), [("0", "1"), ("0", "2")]) is None
