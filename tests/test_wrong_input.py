@@ -292,7 +292,7 @@ def test_every_checkpoint_that_is_kept_can_be_opened(small_corpus, tmp_path):
         assert done.exit_code == 0 and "step 2" in done.stdout, done.output
     assert tandem("generate", new, "cat", "--tokens", 2, "--step", 2).exit_code == 0
     refused(tandem("analyse", "state_window", new, "--step", 3), "no checkpoint of step 3; there are those of 2, 4, 6")
-    refused(tandem("analyse", "coordinate_check", "decoder/tiny", "--step", 2), "--step is for runs")
+    refused(tandem("analyse", "coordinate_check", "decoder/tiny", "--step", 2), "coordinate_check looks at no trained")
     refused(tandem("generate", new / "model", "--step", 2), "an exported model is of one step")
 
 

@@ -87,8 +87,8 @@ class GradientRoles(Analysis):
         ratios = np.concatenate(found)
         if not len(ratios):
             raise UserError(
-                f"analysis.targets = {c.targets}: no slot's own loss was drawn with one up to {horizon} tokens later; ask "
-                "for more targets, or for more documents"
+                f"analysis.targets = {c.targets}: no slot's own loss was drawn with one up to {horizon} tokens later; "
+                "ask for more targets, or for more documents"
             )
         return {
             "tokens": tokens,
@@ -252,7 +252,7 @@ def _by_offset(ratios: np.ndarray, horizon: int, documents: int) -> dict[str, li
         "geometric_interval": np.exp(np.nanquantile(drawn_log, (0.025, 0.975), axis=0)).T,
     }
     listed: dict[str, list] = {"pairs": cells[0].sum(0).astype(int).tolist()}
-    place = dict(zip(np.flatnonzero(seen), range(seen.sum()), strict=True))
+    place = dict(zip(np.flatnonzero(seen).tolist(), range(seen.sum()), strict=True))
     for name, curve in curves.items():
         fewest = 2 if name.endswith("interval") else 1
         listed[name] = [curve[place[k]].tolist() if n >= fewest else None for k, n in enumerate(having)]

@@ -16,7 +16,7 @@ from rich.progress import TaskProgressColumn
 
 from tandem.analysis.analysis import Analysis
 from tandem.comparison.plots import drawable, picture
-from tandem.comparison.pretrain import in_words, noted, planned, prepared
+from tandem.comparison.pretrain import built, in_words, noted, planned
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
@@ -36,6 +36,7 @@ from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
 from tandem.training.folder import PLACES, RunFolder, made, replace_file
+from tandem.training.parallel import ALONE
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
@@ -63,10 +64,8 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
             raise UserError(f"{path}: no checkpoint yet; train it first: {again}")
         cure = f"bring them back, or delete result.json and train it anew: {again}"
         raise UserError(f"{path}: finished, but its checkpoints are gone; {model}; {cure}")
-    # A run that was trained on a GPU also opens without one, and without a compiler: everything here runs eagerly.
-    elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
     try:
-        run = planned(folder, load(str(folder.recipe), elsewhere))
+        run = planned(folder, _recipe(folder))
     except UserError as error:  # its text may be elsewhere, or have changed
         raise UserError(f"{error}; {model}") if is_left else error from None
     run.progress = Progress(**_restored(folder, run, last, step))
@@ -76,6 +75,13 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
             "train it further, or take it as it is with --unfinished"
         )
     return run
+
+
+def _recipe(folder: RunFolder) -> Recipe:
+    """The recipe of a run, which may have been trained on a GPU, for here: without one, and without a compiler, as
+    everything here runs eagerly."""
+    elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
+    return load(str(folder.recipe), elsewhere)
 
 
 def _restored(folder: RunFolder, run: Run, last: Path, step: int | None) -> dict[str, Any]:
@@ -168,8 +174,8 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False, step: int | None = None) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
-    For an analysis that needs no trained weights, `path` may be a recipe's name, with `section.key=value` for it among
-    the options; numbers and picture then go to analysis/<recipe>.
+    An analysis that needs no trained weights takes runs without a checkpoint, too, and `path` may be a recipe's name,
+    with `section.key=value` for it among the options; numbers and picture then go to analysis/<recipe>.
 
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
@@ -177,18 +183,22 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     takes_recipe = not cls.trained and not (path / "recipe.yaml").is_file()
     if cls.trained and is_path(str(path)):
         raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
-    if takes_recipe and step is not None:
-        raise UserError(f"{path}: no run here; --step is for runs")
+    if not cls.trained and step is not None:
+        raise UserError(f"--step {step}: {name} looks at no trained weights; leave it out")
     overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
     own = [f"analysis.{o.removeprefix('analysis.')}" for o in options if o not in overrides]
     config = configure("analysis", name, own)
     if cls.needs_scipy:
         require("scipy", "statistics")
-    if not takes_recipe:
+    if cls.trained:
         run, folder = open_trained(path, unfinished, step), path / "analysis"
+    elif takes_recipe:
+        run = built(load(str(path), [*overrides, "budget=1 steps"]), None, ALONE)
+        folder = Path("analysis") / str(path.with_suffix("")).replace("/", "-")
     else:
-        recipe = load(str(path), [*overrides, "budget=1 steps"])
-        run, folder = Run(recipe, prepared(recipe)), Path("analysis") / str(path.with_suffix("")).replace("/", "-")
+        here, folder = RunFolder.open(path), path / "analysis"
+        run = built(_recipe(here), here.steps or 1, ALONE)
+        here.require_text(run.corpus.fingerprints)
     network = run.recipe.value("network.name")
     if not hasattr(run.recipe.choice("network"), cls.asks):
         able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
@@ -200,12 +210,13 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     if not takes_recipe:
         analysis.folder = RunFolder.open(path)
     with picture(made(folder, "analyses") / f"{name}.png") as axes:  # before it is measured
-        used = {"network": network, "step": run.progress.step, "options": config.model_dump(mode="json")}
+        used: dict[str, Any] = {"network": network, "options": config.model_dump(mode="json")}
+        used |= {"step": run.progress.step} if cls.trained else {}
         used |= {"note": run.note} if run.note else {}
         record = {"analysis": name, **used, **analysis.measure(run)}
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
-        axes.set_title(f"{drawable(path.name)}, step {run.progress.step:,}")
+        axes.set_title(drawable(path.name) + (f", step {run.progress.step:,}" if cls.trained else ""))
     said = [*_numbers(record), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
     return "\n".join([*_tables(record), columns(said)])
 

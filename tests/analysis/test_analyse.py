@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typed import tandem
 
@@ -166,10 +168,22 @@ def test_a_new_network_of_a_recipe_chases_pointers(small_corpus, tmp_path, monke
     done = tandem("analyse", "pointer_chasing", "decoder/tiny", *options, *small_corpus)
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "analysis/decoder-tiny/pointer_chasing.json").read_text())
-    assert (record["trained_steps"], record["step"], record["options"]["tables"]) == (2, 0, 2)
+    assert (record["trained_steps"], record["options"]["tables"]) == (2, 2) and "step" not in record
     assert (tmp_path / "analysis/decoder-tiny/pointer_chasing.png").stat().st_size > 5000
     assert any(line.startswith("  pointer_chasing ") for line in tandem("show").stdout.splitlines())
     assert "analysis.tables = 4" in tandem("show", "pointer_chasing").stdout
+
+
+def test_an_analysis_without_weights_takes_a_run_without_a_checkpoint(runs, tmp_path, monkeypatch):
+    shutil.copytree(runs / "decoder", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    titles = []
+    monkeypatch.setattr(Axes, "set_title", lambda axes, title: titles.append(title))
+    options = ["steps=1", "tables=2", "keys=2"]
+    done = tandem("analyse", "pointer_chasing", tmp_path / "run", *options)
+    assert done.exit_code == 0, done.output
+    assert "step" not in json.loads((tmp_path / "run/analysis/pointer_chasing.json").read_text())
+    assert titles == ["run"] and "\nstep " not in done.output
+    refused(tandem("analyse", "pointer_chasing", runs / "decoder", "--step", 4), "looks at no trained weights")
 
 
 def test_father_and_son_by_names_of_the_text(runs, tmp_path):
@@ -251,3 +265,6 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs):
         analysis(analysis.Config(window=4, tokens=40)).measure(run)
     refused(tandem("analyse", "state_window", runs / "sps", "tokens=100000"), "no document has the 100001 tokens")
     refused(tandem("analyse", "gradient_roles", runs / "sps", "tokens=40", "targets=21"), "at most 20 with 40 tokens")
+    few = ["tokens=48", "targets=2", "documents=1"]
+    refused(tandem("analyse", "gradient_roles", runs / "sps", *few), "no slot's own loss was drawn", "more targets")
+    refused(tandem("analyse", "father_son", runs / "decoder", "between=[0, 0]"), "names a number twice; give each once")
