@@ -31,8 +31,8 @@ from tandem.training.folder import MAY_DIFFER, RunFolder, made, read_part, repla
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
 
-FREE = ("title", "question", "margin")
-"""Keys of a study that do not affect its results."""
+FREE = ("title", "question", "margin", "together")
+"""Keys of a study that do not affect its results; `together` does, but through the budget of a run alone."""
 GROWING = ("seeds", "rates", "targets")
 """Keys of a study whose lists may grow."""
 
@@ -74,7 +74,9 @@ class StudyFolder:
                     if value.get(part) != new.get(part) and not part.startswith(MAY_DIFFER)
                 ]
             elif value != new and key not in FREE and not (key in GROWING and set(value) <= set(new or [])):
-                lines.append(f"  {key}: {value} there, {new} asked")
+                shared = key == "budget" and wanted["together"]
+                cure = f"; write `budget: {value}` in place of together, which every run shares" if shared else ""
+                lines.append(f"  {key}: {value} there, {new} asked{cure}")
         if lines:
             reason = "holds another study, to which only arms, seeds, rates and targets may be added; "
             raise UserError("\n".join([f"{self.path}: {reason}use another --studies folder. It differs in", *lines]))

@@ -245,6 +245,18 @@ def test_more_may_be_added_to_a_study_but_nothing_else_changed(tmp_path, small_c
     assert refused() == ["seeds: [1, 2] there, [1] asked", *refused()[1:]]
 
 
+def test_a_study_that_shares_a_budget_grows_by_the_budget_of_a_run(tmp_path, small_corpus):
+    def opened(key, value, seeds):
+        text = STUDY.replace("budget: 30 steps", f"{key}: {value}").replace("seeds: [1]", f"seeds: {seeds}")
+        StudyFolder(read(tmp_path, small_corpus, text=text), tmp_path / "tiny").open()
+
+    opened("together", "60 steps", [1])
+    with pytest.raises(UserError, match="budget: 30 steps there, 15 steps asked; write `budget: 30 steps` in place of"):
+        opened("together", "60 steps", [1, 2])
+    opened("budget", "30 steps", [1, 2])
+    opened("together", "120 steps", [1, 2])
+
+
 def test_a_command_writes_no_report_of_less_than_was_added_meanwhile(tmp_path, small_corpus):
     older = StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny")
     older.open()
