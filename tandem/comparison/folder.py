@@ -5,12 +5,14 @@
         runs/deep-lr0.002/          a trial        } folders of runs, as `tandem train` makes them
         runs/deep-lr0.002-seed1/    a run          }
         processes/                  by run: its lock, its recipe, what its process printed, why it failed
+        judged.json                 the seeds with which arms were first tested
         results.jsonl               one line a finished run
         table.txt, report.html
 
-Apart from study.yaml, the runs are the only record: results.jsonl, table and report are rebuilt from them.
+Apart from study.yaml and judged.json, the runs are the only record: all else is rebuilt from them.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +44,7 @@ class StudyFolder:
 
     def __init__(self, study: Study, path: Path):
         self.study, self.path, self.runs, self.processes = study, path, path / "runs", path / "processes"
+        self.judged = path / "judged.json"
         self._results: dict[Job, Result] = {}
 
     def open(self) -> None:
@@ -177,7 +180,8 @@ class StudyFolder:
         diverged = {(job.arm, job.rate) for job in trials if job.rate and self.settled(job) and not self.finished(job)}
         errors = {job: self.error(job) for job in self.study.runs(self.chosen())}
         ended = {(job.arm, job.seed) for job, error in errors.items() if error and error["diverged"]}
-        return Summary.of(self.study, self.results(), diverged, ended)
+        judged = read_part(self.judged, seeds=list)["seeds"] if self.judged.exists() else []
+        return Summary.of(self.study, self.results(), diverged, ended, judged)
 
     def write(self) -> Path:
         """Writes results.jsonl, table and report of the finished runs; returns the path of the report.
@@ -187,6 +191,8 @@ class StudyFolder:
         with self._alone():
             self.require_same_study()
             summary = self.summary()  # under the lock, or an older report could replace a newer one
+            if summary.judgement.is_test and not self.judged.exists():
+                replace_file(self.judged, json.dumps({"seeds": self.study.seeds}).encode())
             replace_file(self.path / "results.jsonl", b"".join(as_line(r.as_numbers()) for r in self.results()))
             return write_report(summary, self.path)
 

@@ -223,6 +223,11 @@ class Judgement:
     """(arm, seed) of the planned runs without a result. Nothing is tested before they have one: testing again after
     every run would name a winner too often."""
 
+    @property
+    def is_test(self) -> bool:
+        """Whether a winner could be named: all runs are there, of more than one seed."""
+        return any(math.isfinite(p) for p in self.p_to_best.values())
+
 
 def judge(
     nats: Mapping[str, Mapping[int, np.ndarray]],

@@ -50,6 +50,8 @@ class Summary:
     """(arm, learning rate) of trials that ended because their loss was not finite: they have no result."""
     ended: Set[tuple[str, int]] = frozenset()
     """(arm, seed) of runs that ended for the same reason."""
+    judged: Sequence[int] = ()
+    """The seeds with which arms of this study were first tested, before these runs or now."""
 
     @classmethod
     def of(
@@ -58,6 +60,7 @@ class Summary:
         results: Sequence[Result],
         diverged: Set[tuple[str, float]] = frozenset(),
         ended: Set[tuple[str, int]] = frozenset(),
+        judged: Sequence[int] = (),
     ) -> "Summary":
         """Raises: UserError where runs were scored on different documents, or the text changed between them."""
         order = {seed: place for place, seed in enumerate(study.seeds)}
@@ -67,7 +70,7 @@ class Summary:
             found.sort(key=lambda result: order[result.seed])
         require_same_documents([result for found in runs.values() for result in found])
         require_same_text(result for found in (*trials.values(), *runs.values()) for result in found)
-        return cls(study, runs, trials, diverged, ended)
+        return cls(study, runs, trials, diverged, ended, judged)
 
     @property
     def flat(self) -> list[Result]:
@@ -199,6 +202,11 @@ class Summary:
             if len(tried[key]) > 1:
                 taken = "The learning rates that arms took may depend on it."
                 found.append(f"Trials differ in {key}: {'; '.join(tried[key])}. {taken}")
+        if self.judged and set(self.judged) < set(self.study.seeds):
+            found.append(
+                f"Judged before with seeds {', '.join(map(str, self.judged))}; seeds added after a look name a winner "
+                "more often than the level says: start a new study with none of these seeds."
+            )
         found += _of_starts(self.study)
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
             found.append("Some runs were made with uncommitted code (a dirty tree).")

@@ -50,6 +50,7 @@ CURES = {
     "environment.json": "delete it and result.json beside it, and train the run again: it goes on from its last "
     "checkpoint, and only the versions and machines of earlier processes are lost",
     "result.json": "delete it and train the run again: it goes on from its last checkpoint, and nothing is lost",
+    "judged.json": "delete it: the study then no longer tells that seeds were added after a look",
     "study.yaml": "delete it if all runs here are of this study: the same command writes it again",
 }
 """By file, what to do where it is missing or damaged; any other is deleted, and made again when it is needed."""

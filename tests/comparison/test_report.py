@@ -198,6 +198,13 @@ def test_warnings(make_study, run):
     assert f"Runs differ in torch: 2.13.0+cpu; 2.11.0. {moved}" in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
+    judged = {
+        seeds: Summary.of(make_study(), everything(run), judged=seeds).warnings for seeds in ((), (3, 1), (1, 2, 3))
+    }
+    assert judged.pop((3, 1)) == [
+        "Judged before with seeds 3, 1; seeds added after a look name a winner more often than the level says: start a "
+        "new study with none of these seeds."
+    ] and not any(judged.values())
     run_and_note = "sps, seed 1, after bags of 4 until step 400"
     assert told == f"Scored one token at a time, though not a language model yet: {run_and_note}."
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -264,6 +265,22 @@ def test_a_run_whose_loss_was_not_finite_is_known_to_the_report(tmp_path, small_
         error = {"message": "no", "diverged": diverged, "time": 0}
         (folder.processes / f"{name}.error.json").write_text(json.dumps(error))
     assert folder.summary().ended == {("wide", 1)}
+
+
+def test_seeds_added_after_a_look_are_told(tmp_path, small_corpus, run, monkeypatch):
+    drawn = {"deep": "decoder", "wide": "sps", "third": "memory <2x>"}
+
+    def page(seeds: list[int], *arms: str) -> str:
+        study = read(tmp_path, small_corpus, f"seeds={seeds}", *(f"arms.{arm}.network.depth=2" for arm in arms))
+        folder = StudyFolder(study, tmp_path / "tiny")
+        folder.open()
+        results = [replace(run(drawn[arm], seed), arm=arm) for seed in seeds for arm in study.arms]
+        monkeypatch.setattr(folder, "results", lambda: results)
+        return folder.write().read_text()
+
+    told = "Judged before with seeds 1, 2; seeds added after a look"
+    assert told not in page([1]) + page([1, 2]) + page([1, 2], "third")  # with one seed nothing is tested
+    assert told in page([1, 2, 3], "third") and told in page([1, 2, 3, 4], "third")
 
 
 def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small_corpus, monkeypatch):

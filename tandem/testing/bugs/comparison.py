@@ -15,6 +15,8 @@ BUGS = {
     "comparison/folder.py": [
         ("seeds may be taken out again", "tests/comparison/test_study.py",
          "set(value) <= set(new or [])", "True"),
+        ("every judgement is the first", "tests/comparison/test_runner.py",
+         "summary.judgement.is_test and not self.judged.exists()", "summary.judgement.is_test"),
         ("an arm starts from weights that are still in training", "tests/comparison/test_runner.py",
          "if run is None or run.resolve()", "if True or run.resolve()"),
     ],
