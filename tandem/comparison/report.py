@@ -138,10 +138,11 @@ def _by_seed(summary: Summary) -> str:
     baseline, rows = summary.study.baseline, []
     for arm, difference in summary.judgement.to_baseline.items():
         seeds = [r.seed for r in summary.runs[arm] if r.seed in {b.seed for b in summary.runs[baseline]}]
-        low, high = difference.interval(summary.study.level)
-        untested = "one seed" if difference.seeds == 1 else "one document"
-        corrected = summary.judgement.p_to_baseline[arm]
-        p = untested if not difference.is_testable else NONE if math.isnan(corrected) else f"p {chance(corrected)}"
+        low, high = difference.interval(level := summary.study.level)
+        p = summary.judgement.p_to_baseline[arm]
+        p = f"p {chance(p, level)}" if not math.isnan(p) else NONE
+        if not difference.is_testable:
+            p = "one seed" if difference.seeds == 1 else "one document"
         dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
         text = f"{signed(difference.mean)}, {p}"
         rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))

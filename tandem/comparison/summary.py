@@ -245,7 +245,7 @@ class Summary:
         closest = ", the least certain" if len(judged.to_best) > 1 else ""
         if judged.winner:
             others = f"every other arm; against {rival}{closest}" if closest else rival
-            p = chance(judged.p_to_best[rival])
+            p = chance(judged.p_to_best[rival], level)
             margin = self.study.keys.margin
             small = (
                 f" Less than {margin:g} was called too small to matter." if margin and -difference.mean < margin else ""
@@ -270,7 +270,7 @@ class Summary:
         )
         return "No winner", (
             f"{judged.best} is lowest, {by} below {rival}{closest}, but other seeds and documents alone could make "
-            f"such a difference (p {chance(judged.p_to_best[rival])}, {over}). {more}"
+            f"such a difference (p {chance(judged.p_to_best[rival], level)}, {over}). {more}"
         )
 
     @property
@@ -345,9 +345,12 @@ def _has_decimals(number: float) -> bool:
     return number == 0 or abs(number) >= 5e-5
 
 
-def chance(p: float) -> str:
-    """A probability, formatted to follow the letter p."""
-    return "< 0.0001" if p < 1e-4 else f"= {p:.3g}" if p < 0.095 else f"= {p:.2f}"
+def chance(p: float, level: float) -> str:
+    """A probability, formatted to follow the letter p, with as many digits as show on which side of the level it is."""
+    if p < 1e-4:
+        return "< 0.0001"
+    shown = (f"{p:.3g}" if p < 0.095 else f"{p:.2f}", *(f"{p:.{digits}g}" for digits in range(4, 18)))
+    return "= " + next(text for text in shown if (float(text) <= level) == (p <= level))
 
 
 def _of_starts(study: Study) -> Iterable[str]:

@@ -69,15 +69,15 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
 
 def corrected_p(summary: Summary, arm: str) -> str:
     """The p-value of the difference to the baseline, Holm-corrected over these differences."""
-    return _p(summary.judgement.p_to_baseline.get(arm, math.nan))
+    return _p(summary.judgement.p_to_baseline.get(arm, math.nan), summary)
 
 
 def _within(summary: Summary, arm: str) -> str:
-    return _p(summary.p_within.get(arm, math.nan))
+    return _p(summary.p_within.get(arm, math.nan), summary)
 
 
-def _p(p: float) -> str:
-    return NONE if math.isnan(p) else chance(p).removeprefix("= ")
+def _p(p: float, summary: Summary) -> str:
+    return NONE if math.isnan(p) else chance(p, summary.study.level).removeprefix("= ")
 
 
 def _in_windows(summary: Summary, arm: str) -> str:

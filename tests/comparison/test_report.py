@@ -299,7 +299,9 @@ def test_nothing_is_tested_before_all_runs_are_there(make_study, run, page):
 def test_numbers_are_printed_with_the_digits_that_tell_them_apart():
     assert [fixed(x) for x in (-0.0, 1.23456, -0.00003)] == ["0.0000", "1.2346", "−3.0e−05"]
     assert [signed(x) for x in (0.0, 0.00003, -0.5)] == ["+0.0000", "+3.0e−05", "−0.5000"]
-    assert [chance(p) for p in (0.0496, 0.0504, 0.3, 1e-5)] == ["= 0.0496", "= 0.0504", "= 0.30", "< 0.0001"]
+    told = {0.0496: "= 0.0496", 0.0504: "= 0.0504", 0.05: "= 0.05", 0.3: "= 0.30", 1e-5: "< 0.0001"}
+    told |= {0.05002: "= 0.05002", 0.0500000001: "= 0.0500000001"}  # not significant at 0.05
+    assert [chance(p, level=0.05) for p in told] == [*told.values()]
 
 
 def test_gaps_are_means_at_one_step(make_study, run):
