@@ -73,6 +73,7 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
         (GRID.replace("sizes:", "size:"), "no such key; did you mean grid.sizes?"),
         (GRID.replace("192 tokens", "192 toks"), 'unknown unit "toks"'),
         (GRID.replace("{seeds: [1, 2],", "{baseline: wide,"), "baseline: the same at every size; write it beside grid"),
+        (GRID.replace("{seeds: [1, 2],", "{level: 0.1,"), "level: the same at every size; write it beside grid"),
         (GRID.replace("{seeds: [1, 2],", "{rates: [1e-3, 2e-3],"), "grid.sizes: rates at some sizes alone"),
         (
             GRID.replace("{network.depth: 2}}", "{network.depth: 2}}, overrides: {corpus.vocabulary: 300}"),
