@@ -386,6 +386,16 @@ def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(tmp_pat
             (tmp_path / "mine" / name).unlink()
 
 
+def test_a_result_that_lacks_a_number_or_an_environment_of_no_entries(run):
+    told = json.loads((run / "result.json").read_text())
+    for name, content in (("result.json", {**told, "tokens": None}), ("environment.json", [1])):
+        whole = (run / name).read_text()
+        (run / name).write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"{name}: damaged; delete it"):
+            read_result(run, "mine", 1, 1e-3, trial=False)
+        (run / name).write_text(whole)
+
+
 def test_a_finished_run_stays_what_it_was_when_other_prompts_are_asked_for(run, small_corpus):
     before = contents(run)
     again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)

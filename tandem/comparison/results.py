@@ -17,7 +17,7 @@ import numpy as np
 
 from tandem.generation.speed import Decoding
 from tandem.recipe import UserError
-from tandem.training.folder import RunFolder, read_part
+from tandem.training.folder import RunFolder, damaged, read_part
 
 DOCUMENTS = "documents.npz"
 """File in a run's folder: the per-document arrays of its Result."""
@@ -153,7 +153,12 @@ def require_same_text(results: Iterable[Result]) -> None:
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:
     """The result of the finished run in `path`."""
     folder = RunFolder.open(path)
-    told = read_part(folder.result, step=int, note=str, likelihood=dict, decoding=object)
+    spent = {key: int | float for key in ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds")}
+    kinds = {"step": int, "note": str, "likelihood": dict, "decoding": dict, "parameters": dict, "samples": list}
+    told = read_part(folder.result, **spent, **kinds)
+    environment = read_part(folder.environment, list)
+    if not all(isinstance(entry, dict) for entry in environment):
+        raise damaged(folder.environment)
     curve = [
         Point(
             step=judged["step"],
@@ -180,14 +185,14 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         trial=trial,
         folder=path,
         steps=told["step"],
-        **{key: told[key] for key in ("tokens", "positions", "flops", "training_seconds", "evaluation_seconds")},
+        **{key: told[key] for key in spent},
         parameters=told["parameters"],
         **by_document,
         curve=[point for point in curve if math.isfinite(point.nats_per_token)],
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told["note"],
-        environment=[{**entry, **_planned(folder)} for entry in read_part(folder.environment, list)],
+        environment=[{**entry, **_planned(folder)} for entry in environment],
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
     )
