@@ -330,7 +330,7 @@ def test_a_damaged_checkpoint(run):
     (weights,) = run.glob("checkpoints/*/*.distcp")
     weights.write_bytes(weights.read_bytes()[:-5])
     before = contents(run)
-    refused(tandem("evaluate", run), "__0_0.distcp", "damaged", "Delete the folder")
+    refused(tandem("evaluate", run), "__0_0.distcp", "damaged. Delete ")
     assert contents(run) == before
 
 

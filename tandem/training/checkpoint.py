@@ -290,7 +290,7 @@ def flush(path: Path) -> None:
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise _damaged(path, MANIFEST, "missing") from None
     except ValueError:
         found = None
@@ -314,7 +314,7 @@ def _read(path: Path, name: str) -> bytes:
 def _damaged(path: Path, name: str, reason: str) -> UserError:
     others = [other.name for other in standing(path.parent) if other.name != path.name]
     cure = f"to go on from {others[-1]}" if others else "to start anew"
-    return UserError(f"{path / name}: {reason}; this checkpoint is damaged. Delete the folder {path} {cure}")
+    return UserError(f"{path / name}: {reason}; this checkpoint is damaged. Delete {path} {cure}")
 
 
 def _require_same(path: Path, what: str, prefix: str, index: Metadata, wanted: dict[str, Tensor]) -> None:

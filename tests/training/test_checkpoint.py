@@ -267,12 +267,20 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_passed_over(stages, f
         with pytest.raises(UserError) as error:
             restore(path.parent, *given)
         assert str(path.parent / named) in str(error.value)
-        assert f"Delete the folder {path.parent} to go on from step-00000001" in str(error.value)
+        assert f"Delete {path.parent} to go on from step-00000001" in str(error.value)
     if file == "__0_0.distcp":
         assert bits(network) == before
 
     shutil.rmtree(path.parent)
     require_sound(folder, found, {1})
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_refused_by_name(stages):
+    folder, _ = stages
+    file = folder / "step-00000009"
+    file.touch()
+    with pytest.raises(UserError, match=rf"is damaged. Delete {file} to go on from step-00000001"):
+        restore(file, build()[0])
 
 
 def test_weights_of_another_network_are_refused_name_by_name(stages):
