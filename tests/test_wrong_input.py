@@ -375,14 +375,15 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
         assert tandem(*again).exit_code == 0
 
 
-def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(tmp_path, small_corpus, monkeypatch):
+@pytest.mark.parametrize("lost", ["plan.json", "plan.json metrics.jsonl"])
+def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(lost, tmp_path, small_corpus, monkeypatch):
     given = ["budget=60 seconds", *SMALL[1:], "log.every=1", "training.compile=false", *small_corpus]
     again = ("train", "decoder/tiny", "--run", "mine", "--runs", tmp_path, *given)
     for seconds in (10.0, 5.0):  # a step, on a machine that is busy, then on one that is not
         monkeypatch.setattr(run_module, "measure", lambda run, s=seconds: Speed(s, 0.0, 1, run.flops(1)))
         assert tandem(*again).exit_code == 0
         assert json.loads((tmp_path / "mine" / "result.json").read_text())["step"] == 6
-        for name in ("result.json", "plan.json"):
+        for name in ("result.json", *lost.split()):
             (tmp_path / "mine" / name).unlink()
 
 

@@ -135,7 +135,7 @@ def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, rank
         reader = dcp.FileSystemReader(path)
         reader.fs = _CheckedFiles()
         index = reader.read_metadata()
-        progress = json.loads(_read(path, PROGRESS))
+        progress = read_progress(path)
         wanted = _tensors(network, {})
         _require_same(path, "weights of this network", NETWORK, index, wanted)
         state: dict[str, Any] = {}
@@ -153,6 +153,11 @@ def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, rank
     if optimiser is not None:
         optimiser.load_state_dict(state)
     return progress
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """What `save` was given as progress. Raises: UserError where the checkpoint is damaged."""
+    return json.loads(_read(path, PROGRESS))
 
 
 NETWORK, OPTIMISER = "network.", "optimiser."

@@ -34,7 +34,7 @@ import yaml
 
 import tandem
 from tandem.recipe import UserError, did_you_mean
-from tandem.training.checkpoint import write_durably
+from tandem.training.checkpoint import latest, read_progress, write_durably
 from tandem.training.device import host_memory
 
 LOCK = ".lock"
@@ -129,13 +129,16 @@ class RunFolder:
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole run by its plan or, where that is gone, by its record; None: it has neither.
+        """Steps of the whole run by its plan or, where that is gone, record or checkpoint; None: it has none of these.
 
         A budget in seconds would give another number each time it is measured.
         """
         if self.plan.exists():
             return read_part(self.plan, steps=int)["steps"]
-        return next((record["steps"] for record in self.records("step")), None)
+        if found := next((record["steps"] for record in self.records("step")), None):
+            return found
+        last = latest(self.checkpoints)
+        return read_progress(last).get("steps") if last else None
 
     @property
     def text(self) -> list[str] | None:

@@ -26,7 +26,7 @@ class Progress:
     """What a checkpoint needs besides weights and optimiser.
 
     step: finished steps.  seconds: of training.  spikes, skipped: steps that were spikes, and those of them skipped.
-    usual: for loss and norm, [steps seen, running mean, running variance].
+    usual: for loss and norm, [steps seen, running mean, running variance].  steps: of the whole run; 0: not recorded.
     """
 
     step: int = 0
@@ -34,6 +34,7 @@ class Progress:
     spikes: int = 0
     skipped: int = 0
     usual: dict[str, list[float]] = field(default_factory=dict)
+    steps: int = 0
 
     def is_spike(self, values: dict[str, float], deviations: float, skip: bool) -> bool:
         """Judges one step by its finite `values`, which enter the estimate; counts a spike, with `skip` as skipped."""

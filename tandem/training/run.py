@@ -108,7 +108,7 @@ class Run:
         stretches = dict.fromkeys(self.view.stretch(phase.first) for phase in self.view.phases)
         shape = recipe.choice("schedule")
         self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, self.tokens)
-        self.progress = Progress()
+        self.progress = Progress(steps=self.steps)
 
     def _drawn(self, purpose: str = "init") -> Network:
         """The network initialised from the seed for a purpose, the same in every process."""
