@@ -87,7 +87,7 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     for size, on_top in on_tops.items():
         if not re.fullmatch(r"[\w+-]+", size):
             problems.add(on_top.origin, f"grid.sizes.{size}: must be a name of letters, digits, _, + and -")
-        for key in {"baseline", "level"} & on_top.value.keys():
+        for key in [key for key in ("baseline", "level") if key in on_top.value]:
             problems.add(on_top.value[key].origin, f"{key}: the same at every size; write it beside grid")
     if len(set(keys.budgets)) < len(keys.budgets):
         problems.add(grid.origin, f"grid.budgets = [{', '.join(keys.budgets)}]: one is written twice")
