@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -61,7 +62,8 @@ def elsewhere() -> Iterator[torch.device]:
     overwrites = future.get_overwrite_module_params_on_conversion()
     future.set_overwrite_module_params_on_conversion(True)  # a parameter of the host cannot become one of these
     try:
-        with _Mode(), torch.autograd.set_multithreading_enabled(False):  # threads of autograd know real devices alone
+        # Threads of autograd know real devices alone
+        with _Mode(), _Lists(), torch.autograd.set_multithreading_enabled(False):
             yield device
     finally:
         future.set_overwrite_module_params_on_conversion(overwrites)
@@ -106,6 +108,16 @@ class _Elsewhere(Tensor):
 class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _run(function, args, kwargs or {})
+
+
+class _Lists(TorchFunctionMode):
+    """Moves what is made from lists: PyTorch makes it on a device below the dispatch that `_Mode` sees."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        device = kwargs.pop("device", None) if function in (torch.tensor, torch.as_tensor) else None
+        made = function(*args, **kwargs)
+        return made if device is None else made.to(device)
 
 
 def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,6 +26,18 @@ def mix(name):
             REFUSED[name](there)
 
 
+def make():
+    with elsewhere() as device:
+        for make in (torch.tensor, torch.as_tensor):
+            made = make([1.0, 2.0], dtype=torch.float64, device=device)
+            assert (made.device, made.dtype, made.tolist()) == (device, torch.float64, [1.0, 2.0])
+            assert make([1.0], device="cpu").device.type == make([1.0]).device.type == "cpu"
+
+
+def test_tensors_are_made_there_from_lists():
+    forked(make)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_tensors_of_two_devices_do_not_mix(name):
     forked(mix, name)
