@@ -36,7 +36,10 @@ def same_gradients(actual: Network, expected: Network, what: str, own: Callable[
 
 
 def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
-    """Loss of one step over micro-batches, its gradients left on the parameters."""
+    """Loss of one step over micro-batches, its gradients left on the parameters.
+
+    Raises: AssertionError where the training loop could not record what the objective returns.
+    """
     counts: dict[str, int] = {}
     for batch in batches:
         for name, count in objective.count(network, batch).items():
@@ -44,7 +47,12 @@ def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
     network.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
-        loss, _ = objective.loss(network, batch, counts)
+        loss, sums = objective.loss(network, batch, counts)
+        left_out, uncounted = network.terms.keys() - sums.keys(), sums.keys() - counts.keys()
+        assert not left_out, f"the loss leaves out the network's {sorted(left_out)}: end it with network.add_extra"
+        assert not uncounted, f"the loss records {sorted(uncounted)}, which `count` does not count"
+        kept = [name for name, total in sums.items() if total.requires_grad]
+        assert not kept, f"the loss records {kept} with a gradient: detach them"
         loss.backward()
         total = total + loss.detach()
     return total

@@ -33,6 +33,8 @@ BUGS = {
          "[ring.fork(rows) for ring in self.rings]", "self.rings"),
         ("the restricted state is not", PARITY,
          "other.state_window = window", "other.state_window = None"),
+        ("a block reads one key too few", "flops",
+         "return c.depth * (inputs + predictions) - (", "return c.depth * (inputs + predictions) - 1 - ("),
         ("the last block is counted whole", "flops",
          "linear=2 * plain.linear - unread", "linear=2 * plain.linear"),
         ("the ring is not counted", "cache",

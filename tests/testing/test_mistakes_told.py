@@ -1,0 +1,56 @@
+"""What the contract says of mistakes that a new method can make."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.networks.decoder import Decoder
+from tandem.objectives.next_token import NextToken
+from tandem.testing.cases import Case, Task, cases, texts
+from tandem.testing.comparing import backward
+from tandem.testing.costs import check_flops
+
+(MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
+
+
+class CountsTargetsAlone(NextToken):
+    def count(self, network, batch):
+        return {"nll": super().count(network, batch)["nll"]}
+
+
+class LeavesOutTerms(NextToken):
+    def loss(self, network, batch, counts):
+        hidden, _ = network(network.embed(batch.tokens), batch)
+        return network.asked(hidden, batch, counts)
+
+
+class KeepsTheGraph(NextToken):
+    def loss(self, network, batch, counts):
+        loss, sums = super().loss(network, batch, counts)
+        return loss, sums | {"nll": loss}
+
+
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        (CountsTargetsAlone, r"records \['balance', 'load_max', 'load_min'\], which `count` does not count"),
+        (LeavesOutTerms, r"leaves out the network's \['balance', .*: end it with network.add_extra"),
+        (KeepsTheGraph, r"records \['nll'\] with a gradient: detach them"),
+    ],
+)
+def test_a_loss_that_can_not_be_recorded_is_told(objective, told):
+    task = Task("mine", objective(objective.Config()))
+    with pytest.raises(AssertionError, match=told):
+        backward(MIXTURE.build(), task.objective, task.batches(texts()))
+
+
+class OneKeyTooFew(Decoder):
+    def cost(self):
+        cost, depth = super().cost(), self.config.depth
+        return replace(cost, pair=cost.pair // depth, keys=lambda n: depth * (n + 1) - 1)
+
+
+def test_a_missing_key_of_one_layer_is_told():
+    config = Decoder.Config(width=32, heads=4, depth=2)
+    with pytest.raises(AssertionError, match=r"attention in a step: 10,240, cost says 10,112: 79 keys of 128"):
+        check_flops(Case("mine", OneKeyTooFew, config))
