@@ -200,8 +200,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         run = built(_recipe(here), here.steps or 1, ALONE)
         here.require_text(run.corpus.fingerprints)
     network = run.recipe.value("network.name")
-    if not hasattr(run.recipe.choice("network"), cls.asks):
-        able = [other for other, network_class in registered("network").items() if hasattr(network_class, cls.asks)]
+    if not getattr(run.recipe.choice("network"), cls.asks, None):
+        able = [other for other, has in registered("network").items() if getattr(has, cls.asks, None)]
         raise UserError(
             f"analyse {name}: it asks a network for `{cls.asks}`, and {network} has none; networks with it: "
             + ", ".join(able)

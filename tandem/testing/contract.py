@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,21 @@ def check_documents(case: Case) -> None:
             alone = network.score(case.pack([[text]]))[0]
             close(nll[row, at : at + len(text)], alone, EXACT, f"document at {at} of row {row}, packed against alone")
             at += len(text)
+
+
+def check_restricted(case: Case) -> None:
+    """Restricted to no earlier token, a network of one stream predicts from the last token alone."""
+    network: Any = case.build()
+    if not getattr(network, "restricted", None) or len(network.streams) > 1:
+        return
+    batch = case.pack(texts())
+    x = network.embed(batch.tokens).detach().requires_grad_()
+    nll = network.restricted(0).score(batch, x)
+    for row, i in asked(batch):
+        (grad,) = torch.autograd.grad(nll[row, i], x, retain_graph=True)
+        grad[row, i] = 0
+        read = grad.abs().amax(-1).nonzero().tolist()
+        assert not read, f"token {i + 1} of row {row} is predicted by reading (row, position) {read}: see `restricted`"
 
 
 def check_rows(case: Case) -> None:
@@ -289,7 +305,7 @@ def check_accumulation(case: Case) -> None:
 
 def check_recompute(case: Case) -> None:
     """Recomputing activations in the backward pass changes nothing."""
-    _same_training(case, lambda network: setattr(network, "recompute", True), "with recomputation")
+    _same_training(case, lambda network: setattr(network, "recompute", True), "recomputed, the last block first")
 
 
 def check_compiled(case: Case, backend: str = "eager") -> None:
@@ -356,7 +372,7 @@ def check_overfitting(case: Case) -> None:
         while losses[-1] - floor >= 0.1 * losses[0] and len(losses) <= 120:
             optimiser.step()
             losses.append(backward(network, task.objective, batches).item())
-        told = f"{losses[0]:.2f} nats before, {losses[-1]:.2f} after {len(losses) - 1} steps, {floor:.2f} at best"
+        told = f"{losses[0]:.2f} nats before, {losses[-1]:.2f} after {len(losses) - 1} steps, {floor:.2f} in `floor`"
         assert losses[-1] - floor < 0.1 * losses[0], f"{task}: {told}"
 
 

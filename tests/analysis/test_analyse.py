@@ -243,6 +243,11 @@ def test_a_network_that_reads_sentences_is_not_shown_bare_tokens(runs):
         first_tokens(network, open_trained(runs / "decoder").corpus.validation, [0], 10)
 
 
+def test_a_network_withdraws_what_it_inherits_by_none(runs, monkeypatch):
+    monkeypatch.setattr(Decoder, "restricted", None)
+    refused(tandem("analyse", "state_window", runs / "decoder", "window=4"), "for `restricted`, and decoder has none")
+
+
 def test_what_can_not_be_analysed_is_refused_by_name(runs):
     @register("analysis", "asking")
     class Asking(Analysis):

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tandem.networks.decoder import Decoder
+from tandem.nn.spans import causal
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
+from tandem.testing.contract import check_restricted
 from tandem.testing.costs import check_flops
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
@@ -54,3 +56,16 @@ def test_a_missing_key_of_one_layer_is_told():
     config = Decoder.Config(width=32, heads=4, depth=2)
     with pytest.raises(AssertionError, match=r"attention in a step: 10,240, cost says 10,112: 79 keys of 128"):
         check_flops(Case("mine", OneKeyTooFew, config))
+
+
+class ReadsWithoutWindow(Decoder):
+    def span(self, starts, positions=None):
+        return causal(starts, None, positions)
+
+
+def test_an_inherited_restriction_that_does_not_hold_is_told(monkeypatch):
+    case = Case("mine", ReadsWithoutWindow, Decoder.Config(width=32, heads=4, depth=2))
+    with pytest.raises(AssertionError, match=r"predicted by reading \(row, position\) \[.*see `restricted`"):
+        check_restricted(case)
+    monkeypatch.setattr(ReadsWithoutWindow, "restricted", None)
+    check_restricted(case)

@@ -16,6 +16,8 @@ BUGS = {
          "rotation(self.columns, x.shape[1]", "rotation(0, x.shape[1]"),
         ("columns are not counted", "decoding",
          "self.columns += x.shape[1]", "self.columns += 1"),
+        ("a restricted state is not", "restricted",
+         "reads = window + 1 if", "reads = given if"),
         ("window in the cache but not in the mask", "decoding",
          "causal(starts, self.config.window, positions)", "causal(starts, None, positions)"),
         ("a fork shares its caches", "fork",
