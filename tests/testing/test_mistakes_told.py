@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tandem.networks.decoder import Decoder
+from tandem.nn.init import Linear
 from tandem.nn.spans import causal
 from tandem.objectives.next_token import NextToken
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
-from tandem.testing.contract import check_restricted
+from tandem.testing.contract import check_loss, check_restricted
 from tandem.testing.costs import check_flops
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
@@ -69,3 +70,17 @@ def test_an_inherited_restriction_that_does_not_hold_is_told(monkeypatch):
         check_restricted(case)
     monkeypatch.setattr(ReadsWithoutWindow, "restricted", None)
     check_restricted(case)
+
+
+class HasATermOfItsOwn(Decoder):
+    def __init__(self, config, vocabulary, context, generator=None):
+        super().__init__(config, vocabulary, context, generator)
+        self.own = Linear(config.width, 1, bias=False, role="mlp")
+
+    def forward(self, x, batch):
+        hidden, extra = super().forward(x, batch)
+        return hidden, extra | {"own": self.own(hidden).sum()}
+
+
+def test_a_module_that_serves_an_extra_term_alone_is_no_mistake():
+    check_loss(Case("mine", HasATermOfItsOwn, Decoder.Config(width=32, heads=4, depth=1)))
