@@ -148,7 +148,7 @@ class Network(nn.Module):
     @classmethod
     def tiny(cls) -> dict[str, Any]:
         """Settings by name, a few thousand parameters each, at which the contract is tested."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{cls.__name__} has no tiny settings for the contract: define its `tiny`")
 
     @classmethod
     def degenerate(cls, config: Any) -> tuple[Any, Any, Callable[[str], str | None]]:

@@ -5,15 +5,23 @@ from dataclasses import replace
 import pytest
 
 from tandem.networks.decoder import Decoder
+from tandem.networks.network import Network
 from tandem.nn.init import Linear
 from tandem.nn.spans import causal
 from tandem.objectives.next_token import NextToken
+from tandem.recipe.settings import _registry
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
 from tandem.testing.contract import check_loss, check_restricted
 from tandem.testing.costs import check_flops
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
+
+
+def test_a_network_without_tiny_settings_is_named(monkeypatch):
+    monkeypatch.setitem(_registry["network"], "mine", type("Mine", (Network,), {}))
+    with pytest.raises(NotImplementedError, match=r"Mine has no tiny settings .* define its `tiny`"):
+        cases()
 
 
 class CountsTargetsAlone(NextToken):
