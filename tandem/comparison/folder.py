@@ -239,7 +239,7 @@ class StudyFolder:
 
     def _price(self, arm: str) -> str:
         """The cost of one run of an arm, in words."""
-        recipe = self.study.recipe(self.study.runs({arm: None})[0])
+        recipe = self.study.recipes[arm]
         try:
             run = Run(recipe, prepared(recipe))
         except UserError as error:

@@ -155,7 +155,7 @@ def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:
 
 def _rows(study: Study) -> int:
     """Rows by the rule, for the parameters in the hidden matrices of the baseline."""
-    recipe = study.recipe(study.runs({study.baseline: None})[0])
+    recipe = study.recipes[study.baseline]
     with torch.device("meta"):
         network = recipe.choice("network")(recipe.network, vocabulary=1, context=recipe.batch.context)
     role = roles(network)

@@ -130,6 +130,11 @@ class Study:
     targets = property(lambda self: self.keys.targets)
 
     @functools.cached_property
+    def recipes(self) -> dict[str, Recipe]:
+        """By arm, the recipe of its first run: that of its other runs differs in seed and learning rate alone."""
+        return {arm: self.recipe(self.first_run(arm)) for arm in self.layers}
+
+    @functools.cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
         """By arm, in order: dotted key -> value of the settings that differ between arms."""
         every = self._values_by_arm()
@@ -141,19 +146,18 @@ class Study:
     @functools.cached_property
     def starts(self) -> dict[str, Path]:
         """By arm, the run from whose weights it starts; arms with random initial weights are left out."""
-        recipes = {job.arm: self.recipe(job) for job in self.runs(self._any_rate())}
-        return {arm: recipe.start.run for arm, recipe in recipes.items() if recipe.start.run}
+        return {arm: recipe.start.run for arm, recipe in self.recipes.items() if recipe.start.run}
 
     @functools.cached_property
     def texts(self) -> list[str]:
         """The training texts, as the recipe has them."""
-        texts = self.recipe(self.runs(self._any_rate())[0]).value("corpus.texts")
+        texts = self.recipes[next(iter(self.layers))].value("corpus.texts")
         return [texts] if isinstance(texts, str) else list(texts)
 
     @property
     def notes(self) -> list[str]:
-        """What a user may not expect of the overrides, a sentence each; of several runs, several times."""
-        return [note for run in self.runs(self._any_rate()) for note in self.recipe(run).notes]
+        """What a user may not expect of the overrides, a sentence each; of several arms, several times."""
+        return [note for recipe in self.recipes.values() for note in recipe.notes]
 
     def trials(self) -> list[Job]:
         """All trials, rate by rate, so that no arm is ahead of the others."""
@@ -162,6 +166,10 @@ class Study:
     def runs(self, chosen: Mapping[str, float | None]) -> list[Job]:
         """The runs to compare, seed by seed, of the arms whose rate is `chosen` (None: that of the recipe)."""
         return [Job(arm, seed, chosen[arm], False) for seed in self.seeds for arm in self.layers if arm in chosen]
+
+    def first_run(self, arm: str) -> Job:
+        """The first run of an arm, at the first of the rates."""
+        return Job(arm, self.seeds[0], self.rates[0] if self.rates else None, False)
 
     def part(self, job: Job) -> float:
         """The fraction of a run's budget that a job spends."""
@@ -182,14 +190,10 @@ class Study:
         own = self.keys.model_dump(mode="json", exclude={"recipe", "overrides", "arms"})
         return to_yaml({**own, "budget": str(self.budget), "arms": self._values_by_arm()})
 
-    def _any_rate(self) -> dict[str, float | None]:
-        return dict.fromkeys(self.layers, self.rates[0] if self.rates else None)
-
     def _values_by_arm(self) -> dict[str, dict[str, Any]]:
         """By arm: dotted key -> value of its recipe, except for what the study itself sets for each run."""
         given = {"seed", "budget", *([RATE] if self.rates else [])}
-        recipes = {job.arm: self.recipe(job) for job in reversed(self.runs(self._any_rate()))}
-        return {arm: {k: recipes[arm].value(k) for k in recipes[arm].origins if k not in given} for arm in self.layers}
+        return {arm: {k: r.value(k) for k in r.origins if k not in given} for arm, r in self.recipes.items()}
 
 
 def read_layers(reference: str, overrides: Iterable[str], problems: Problems) -> tuple[Path, list[Node], Node]:
@@ -307,9 +311,9 @@ def require_one_text(studies: Mapping[str, Study]) -> None:
     """
     lines: dict[str, None] = {}
     recipes: dict[str, Recipe] = {}
-    for name, job in ((name, job) for name, study in studies.items() for job in study.runs(study._any_rate())):
+    for name, arm in ((name, arm) for name, study in studies.items() for arm in study.layers):
         try:
-            recipes.setdefault(f"{job.arm} of {name}" if name else job.arm, studies[name].recipe(job))
+            recipes[f"{arm} of {name}" if name else arm] = studies[name].recipe(studies[name].first_run(arm))
         except UserError as error:
             lines |= dict.fromkeys(str(error).splitlines())  # problems that arms share are reported once
     (first, one), *others = recipes.items() or [("", Recipe())]
