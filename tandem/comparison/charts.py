@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tandem.recipe import counted
 from tandem.training.display import scaled
 
 WIDTH, HEIGHT = 460, 290
@@ -102,7 +103,7 @@ def histogram(values: np.ndarray, arm: int, x_label: str, bins: int = 40) -> str
         x, y = x_of(start), y_of(count)
         parts.append(
             f'<rect class="{side}" x="{x + 0.5:.1f}" y="{y:.1f}" width="{x_of(end) - x - 1:.1f}" '
-            f'height="{height - BOTTOM - y:.1f}"><title>{count} documents</title></rect>'
+            f'height="{height - BOTTOM - y:.1f}"><title>{counted(int(count), "documents")}</title></rect>'
         )
     parts.append(f'<line class="zero" x1="{x_of(0):.1f}" x2="{x_of(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
     parts.append(_text(WIDTH / 2, height - 4, x_label, "label"))

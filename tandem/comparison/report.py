@@ -108,6 +108,11 @@ def _likelihood(summary: Summary) -> str:
         f"Differences to {summary.study.baseline} are paired; p is Holm-corrected over the arms. "
         f"Each interval has a confidence of {confidence} on its own."
     )
+    if margin := summary.study.keys.margin:
+        note += (
+            f" p, within ± {margin:g}: of two one-sided tests that an arm is no further than this from "
+            f"{summary.study.baseline}."
+        )
     html = _html_table(likelihoods(summary), summary, mark=True)
     if ALONE in html:
         note += f"{ALONE} One seed: the interval of these two networks, over documents alone; one document: over seeds."
@@ -251,10 +256,14 @@ def _by_document(summary: Summary) -> str:
         values, place = difference.by_document, _place(summary, arm)
         chart = charts.histogram(values, place, f"nats per token less those of {baseline}")
         if chart:
-            share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of documents"
+            count = counted(len(values), "documents")
+            share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of {count}"
             head = f'<h3><span class="key arm-{place}"></span>{escape(arm)}</h3><p>{escape(share)}</p>'
             html += f'<div class="chart">{head}{chart}</div>'
-    note = "Each document counts once here; the difference above weighs them by tokens. The outer bars hold the rest."
+    note = (
+        "Bars count documents, each once; the difference above weighs them by tokens. The outermost bars also count "
+        "what lies further out."
+    )
     return f'<div class="grid-of-charts">{html}</div>' + _note(note) if html else ""
 
 
@@ -296,13 +305,13 @@ def _samples(summary: Summary) -> str:
 
 def _compared(summary: Summary) -> str:
     arms = summary.study.arms
-    keys = list(dict.fromkeys(key for changes in arms.values() for key in changes))
-    rows = [["arm", *keys], *([arm, *(_value(changes.get(key)) for key in keys)] for arm, changes in arms.items())]
-    shared = _shared(summary.flat)
-    html = _html_table(rows, summary) if keys else _note("No setting differs between the arms.")
-    if shared:
-        inner = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in shared.items())
-        html += f'<details><summary>Shared settings</summary><table class="list">{inner}</table></details>'
+    keys = dict.fromkeys(key for changes in arms.values() for key in changes)
+    rows = [(key, *(_value(changes.get(key)) for changes in arms.values())) for key in keys]
+    rows = [row for row in rows if len({*row[1:]}) > 1]  # null in one arm and absent in another read alike
+    heads = "".join(f'<th><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</th>' for arm in arms)
+    html = _list(rows, f"<thead><tr><th></th>{heads}</tr></thead>") or _note("No setting differs between the arms.")
+    if shared := _list(_shared(summary.flat).items()):
+        html += f"<details><summary>Shared settings</summary>{shared}</details>"
     return html
 
 
@@ -320,8 +329,7 @@ def _shared(runs: Iterable[Result]) -> dict[str, str]:
 
 def _environments(summary: Summary) -> str:
     rows = [(key, "; ".join(portable(value) for value in values)) for key, values in summary.environments.items()]
-    inner = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows if value)
-    return f'<table class="list">{inner}</table>' if inner else ""
+    return _list((key, value) for key, value in rows if value)
 
 
 # Pieces -------------------------------------------------------------------------------------------------------------
@@ -337,6 +345,8 @@ def portable(text: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items()) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return NONE if value is None else portable(str(value))
@@ -349,6 +359,13 @@ def _place(summary: Summary, arm: str) -> int:
 
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
+
+
+def _list(rows: Iterable[tuple[str, ...]], head: str = "") -> str:
+    """A table with a name in its first column and what it stands for in the others; empty without rows."""
+    cells = ((f"<th>{escape(name)}</th>", *(f"<td>{escape(value)}</td>" for value in values)) for name, *values in rows)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+    return f'<div class="scroll"><table class="list">{head}<tbody>{body}</tbody></table></div>' if body else ""
 
 
 def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:

@@ -277,7 +277,7 @@ def test_a_margin_adds_a_test_of_equivalence(make_study, run, page):
     study = make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1))
     assert "within" not in page(make_study(), runs)
     told, summary = page(study, runs), Summary.of(study, runs)
-    assert told.count("p, within ± 0.1 (Holm)") == 1
+    assert told.count("p, within ± 0.1 (Holm)") == told.count("that an arm is no further than this from decoder") == 1
     alone = {arm: difference.p_within(0.1) for arm, difference in summary.judgement.to_baseline.items()}
     assert summary.p_within == {"sps": max(alone.values()), "memory <2x>": 2 * min(alone.values())}
     assert f"{max(alone.values()):.3g}</td>" in told.split("within ± 0.1")[1].split("</table>")[0]
@@ -402,6 +402,19 @@ def test_equal_studies_give_equal_tables_up_to_the_clock(make_study, run):
     sps = next(line for line in likelihood.splitlines() if line.startswith("sps  "))
     runs = [run("sps", seed).nats_per_token for seed in (1, 2, 3)]
     assert f"{np.mean(runs):.4f} ± {np.std(runs, ddof=1):.4f}" in sps
+
+
+def test_what_differs_has_a_row_for_each_setting_and_a_column_for_each_arm(make_study, run, page):
+    own = {"network.window": 64, "network.partition": {"align": 1, "shared": False}, "network.moe": None}
+    arms = {"decoder": {"network.name": "decoder"}, "sps": {"network.name": "sps", **own}}
+    html = page(make_study(arms=arms), everything(run, arms)).split("What was compared")[1].split("</section>")[0]
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+    assert [[re.sub(r"<.*?>", "", cell) for cell in row] for row in cells] == [
+        ["", "decoder", "sps"],
+        ["network.name", "decoder", "sps"],
+        ["network.window", NONE, "64"],
+        ["network.partition", NONE, "align: 1, shared: no"],
+    ]
 
 
 def test_what_a_loss_cost_lies_on_the_line_between_two_points():
@@ -565,4 +578,5 @@ def test_documents_read_better_stand_left_of_zero():
         ("worse", 1),
         ("worse", 1),
     ]
+    assert "<title>2 documents</title>" in svg and "<title>1 document</title>" in svg
     assert [float(x) for _, x, _ in bars] == sorted(float(x) for _, x, _ in bars)
