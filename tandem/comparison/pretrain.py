@@ -4,7 +4,6 @@ The outcome of each part is stored: the prepared corpus, the plan, the checkpoin
 where it was interrupted, and shows the result of a finished run at once.
 """
 
-import io
 import json
 import time
 from dataclasses import asdict
@@ -13,13 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
-from tandem.comparison.results import DOCUMENTS
-from tandem.comparison.texts import HELD_OUT, per_token, recorded, text_stores
+from tandem.comparison.results import DOCUMENTS, by_document
+from tandem.comparison.texts import in_words, noted, per_token, recorded, recorded_texts, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
 from tandem.evaluation.likelihood import Likelihood, documents_to_score, require_bytes
@@ -27,7 +25,7 @@ from tandem.export.hugging_face import refusal
 from tandem.export.weights import export
 from tandem.generation.generate import generate_text, starts_of
 from tandem.generation.speed import Decoding, measure_decoding
-from tandem.recipe import Recipe, UserError, counted
+from tandem.recipe import Recipe, UserError
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words, titled
@@ -222,10 +220,8 @@ def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
     texts = run.ranks.first(lambda: _of_the_end(folder, "texts", run)) or {"seconds": 0.0, "texts": {}}
     if texts["texts"].keys() == run.recipe.evaluation.texts.keys():
         return texts
-    stores, found, began = text_stores(run.recipe, run.tokenizer), {}, time.perf_counter()
-    for name, store in stores.items():
-        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            _, found[name] = recorded(run, store, None, "all", progress)
+    stores, began = text_stores(run.recipe, run.tokenizer), time.perf_counter()
+    found = recorded_texts(run, stores)
     texts = {"kind": "texts", "step": run.steps, "texts": found, "seconds": time.perf_counter() - began}
     words = f"\n{titled('', '')}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
     run.ranks.first(lambda: log.write(texts, words))
@@ -281,20 +277,6 @@ def judge(
     return found, {"kind": "likelihood", "step": step, **judged, **seen, **spent, **clocks}
 
 
-def by_document(found: Likelihood) -> bytes:
-    """The arrays of a Result as a file."""
-    file = io.BytesIO()
-    np.savez(
-        file,
-        documents=found.order,
-        nats=found.nats_by_document,
-        document_tokens=found.tokens_by_document,
-        document_bytes=found.bytes_by_document,
-        end_nats=found.end_nats_by_document,
-    )
-    return file.getvalue()
-
-
 def decoding(run: Run) -> Decoding:
     """The cost of continuing half a context of held-out text by a quarter of a context, at most 64 tokens."""
     context = run.recipe.batch.context
@@ -302,28 +284,6 @@ def decoding(run: Run) -> Decoding:
     network, tokenizer = run.whole_network(), run.corpus.tokenizer
     prompt = network.prompt(tokenizer, tokenizer.decode(stored)) or [tokenizer.eos]
     return measure_decoding(network, prompt, max(1, min(64, context // 4)))
-
-
-def noted(note: str, words: str) -> str:
-    """`words`; where the network is no language model yet, with `note`, which says what it has read instead."""
-    return f"{words} (one token at a time, after {note})" if note else words
-
-
-def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
-    paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
-    text = f"what follows the break points of {text}" if judged.get("prefix") else text
-    windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
-    cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
-    lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
-    lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
-    lost = f" ({'; '.join(lost)})" if lost else ""
-    return (
-        f"{judged['nats_per_token']:.3f} nats/token"
-        + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
-        + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
-        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{lost}, "
-        + counted(judged["documents"], "documents")
-    )
 
 
 def samples(run: Run) -> list[tuple[str, str]]:

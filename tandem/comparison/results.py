@@ -6,6 +6,7 @@ back from its folders. Apart from times and memory, the result of a run is a fun
 Shapes: D held-out documents.
 """
 
+import io
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tandem.evaluation.likelihood import Likelihood
 from tandem.generation.speed import Decoding
 from tandem.recipe import UserError
 from tandem.training.folder import RunFolder, damaged, read_part
@@ -148,6 +150,20 @@ def require_same_text(results: Iterable[Result]) -> None:
             "these texts back and delete the runs of the others, and the study makes them again"
             + "".join(f"\n  text {' and held out '.join(text)}: {', '.join(of)}" for text, of in by_text.items())
         )
+
+
+def by_document(found: Likelihood) -> bytes:
+    """The arrays of a Result as the file `DOCUMENTS`, which `read_result` reads."""
+    file = io.BytesIO()
+    np.savez(
+        file,
+        documents=found.order,
+        nats=found.nats_by_document,
+        document_tokens=found.tokens_by_document,
+        document_bytes=found.bytes_by_document,
+        end_nats=found.end_nats_by_document,
+    )
+    return file.getvalue()
 
 
 def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Result:

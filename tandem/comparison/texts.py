@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.progress import DownloadColumn
+from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.corpus import Store, Tokenizer, prepare_texts
 from tandem.evaluation.likelihood import Likelihood, joined, likelihood, require_bytes
 from tandem.networks.network import Network
-from tandem.recipe import Recipe, UserError
+from tandem.recipe import Recipe, UserError, counted
 from tandem.training.display import Told, progress_bar
 from tandem.training.parallel import ALONE, Ranks
 from tandem.training.run import Run
@@ -131,6 +131,19 @@ def recorded(
     return found, record
 
 
+def recorded_texts(
+    run: Run | Exported, stores: Mapping[str, Store], documents: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """The record of each text by name, over all its documents or so many; of the held-out text, over the recipe's
+    split."""
+    found = {}
+    for name, store in stores.items():
+        split = run.recipe.evaluation.split if name == HELD_OUT else "all"
+        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
+            _, found[name] = recorded(run, store, documents, split, progress)
+    return found
+
+
 def _part(progress: Told, number: int, parts: int) -> Told:
     """The progress of one of several equal parts of a work."""
     return lambda done, total: progress(done + number * (total or 0), parts * total if total else None)
@@ -138,3 +151,29 @@ def _part(progress: Told, number: int, parts: int) -> Told:
 
 def per_token(found: Likelihood) -> dict[str, float]:
     return {"nats_per_token": found.nll, "nats_per_token_with_boundaries": found.nll_with_boundaries}
+
+
+# Records in words -------------------------------------------------------------------------------------------------
+
+
+def noted(note: str, words: str) -> str:
+    """`words`; where the network is no language model yet, with `note`, which says what it has read instead."""
+    return f"{words} (one token at a time, after {note})" if note else words
+
+
+def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
+    """A record of the likelihood of `text` as a line."""
+    paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
+    text = f"what follows the break points of {text}" if judged.get("prefix") else text
+    windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
+    cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
+    lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
+    lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
+    lost = f" ({'; '.join(lost)})" if lost else ""
+    return (
+        f"{judged['nats_per_token']:.3f} nats/token"
+        + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
+        + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
+        f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{lost}, "
+        + counted(judged["documents"], "documents")
+    )

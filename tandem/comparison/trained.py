@@ -12,15 +12,14 @@ from shlex import quote
 from typing import Any
 
 import torch
-from rich.progress import TaskProgressColumn
 
 from tandem.analysis.analysis import Analysis
 from tandem.comparison.plots import drawable, picture
-from tandem.comparison.pretrain import built, in_words, noted, planned
+from tandem.comparison.pretrain import built, planned
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import HELD_OUT, Exported, given_stores, recorded, text_stores
+from tandem.comparison.texts import HELD_OUT, Exported, given_stores, in_words, noted, recorded_texts, text_stores
 from tandem.corpus import Tokenizer
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.files import CONFIG, read_config
@@ -34,7 +33,6 @@ from tandem.recipe.document import is_path
 from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
-from tandem.training.display import progress_bar
 from tandem.training.folder import PLACES, RunFolder, made, replace_file
 from tandem.training.parallel import ALONE
 from tandem.training.progress import Progress
@@ -135,11 +133,7 @@ def evaluate(
         stores = {HELD_OUT: run.corpus.validation} | text_stores(run.recipe, run.tokenizer) | stores
     if not stores:
         raise UserError(f"{path}: an exported model has no text of its own; name some: --texts NAME=PATH")
-    found = {}
-    for name, store in stores.items():
-        split = run.recipe.evaluation.split if name == HELD_OUT else "all"
-        with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            _, found[name] = recorded(run, store, documents, split, progress)
+    found = recorded_texts(run, stores, documents)
     words = "\n".join(noted(run.note, in_words(record, name)) for name, record in found.items())
     return f"step {run.progress.step:,} of {run.steps:,}: {words}" if isinstance(run, Run) else words
 

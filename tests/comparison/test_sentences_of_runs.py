@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tandem.comparison.pretrain import in_words, prepared, pretrain, require_splitter
-from tandem.comparison.texts import recorded
+from tandem.comparison.pretrain import prepared, pretrain, require_splitter
+from tandem.comparison.texts import in_words, recorded
 from tandem.comparison.trained import evaluate, open_model, open_trained, run_tasks, write_model
 from tandem.corpus import SUBSET, Order, Segmentation, sentences
 from tandem.evaluation.likelihood import likelihood
