@@ -17,6 +17,8 @@ from tandem.training.display import scaled
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
+LETTER = 6.5
+"""Width of a letter, on average."""
 
 
 class Line(NamedTuple):
@@ -26,6 +28,8 @@ class Line(NamedTuple):
     arm: int
     mean: list[tuple[float, float]]
     runs: list[list[tuple[float, float]]]
+    label: str = ""
+    """Written to the right of its mean's end."""
 
 
 class Row(NamedTuple):
@@ -51,17 +55,19 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:
     low, high = _padded(min(ys), max(ys))
     x_ticks = log_ticks(min(xs), max(xs)) if logarithmic else ticks(0, max(xs), 4)
     change: Callable[[float], float] = math.log if logarithmic else float
-    x_of = _axis(change(min(xs) if logarithmic else 0), change(max(xs)), LEFT, WIDTH - RIGHT)
+    right = WIDTH - RIGHT - LETTER * max(len(line.label) for line in lines)
+    x_of = _axis(change(min(xs) if logarithmic else 0), change(max(xs)), LEFT, right)
     y_of = _axis(low, high, HEIGHT - BOTTOM, TOP)
     parts = [_grid_y(tick, y_of(tick)) for tick in ticks(low, high, 5)]
     parts += [_tick_x(x_of(change(tick)), HEIGHT - BOTTOM, scaled(tick)) for tick in x_ticks]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_label, "label"))
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 4, x_label, "label"))
     for line in lines:
         place = [[(x_of(change(x)), y_of(y)) for x, y in run] for run in [line.mean, *line.runs]]
         parts += [_path(run, f"run arm-{line.arm}") for run in place[1:]]
         parts.append(_path(place[0], f"mean arm-{line.arm}", line.name))
         parts += [_dot(x, y, 2.4, f"arm-{line.arm}", f"{line.name}: {scaled(at[0])}, {at[1]:.4f}")
                   for (x, y), at in zip(place[0], line.mean, strict=True)]  # fmt: skip
+        parts += [_text(x + 6, y + 4, line.label, "tick", "start") for x, y in place[0][-1:] if line.label]
     return _svg(HEIGHT, parts, f"{y_label} against {x_label}")
 
 

@@ -337,12 +337,13 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
         return order.index(label.partition(",")[0]) % 8
 
     html = {title: html_table(rows, place) for title, rows in tables.items()}
-    drawn = {f"loss against {a}": charts.line_chart(_lines(scaling, a, place), a, "nats") for a in AXES}
-    pareto = "loss against training FLOPs; thick: what no cheaper run of the arm beats"
-    drawn[pareto] = charts.line_chart(_frontiers(scaling, place), "training FLOPs", "nats")
+    nats = "nats per token"
+    drawn = {f"{nats} against {a}": charts.line_chart(_lines(scaling, a, place), a, nats) for a in AXES}
+    pareto = f"{nats} against training FLOPs; thick: what no cheaper run of the arm beats"
+    drawn[pareto] = charts.line_chart(_frontiers(scaling, place), "training FLOPs", nats)
     html["Curves"] = side_by_side(drawn, order, place)
     runs = [run for own in scaling.runs.values() for run in own]
-    reason = f"{len(runs)} runs of {len(order)} arms. Read off it what a method saves of either."
+    reason = f"{len(runs)} runs of {len(order)} arms, and what a method saves of either."
     told = {
         "headline": "How loss falls with size and data",
         "reason": f"{reason} {PAID}" if scaling.pays_for_ends else reason,
@@ -355,7 +356,7 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
 
 def _notes(scaling: Scaling) -> list[str]:
     """What a reader of the tables must know."""
-    notes = []
+    notes = ["Parameters are those outside the embedding table and the head."]
     if scaling.readings():
         notes.append(
             "Readings in brackets: the lowest and the highest seed. > and <: the baseline's longest run is still above "
@@ -380,7 +381,9 @@ def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[cha
         means = scaling.means(arm).items()
         for value in dict.fromkeys(getattr(run, AXES[axis]) for run in own):
             points = sorted((getattr(mean, axis), mean.nats) for cell, mean in means if value in cell)
-            lines.append(charts.Line(f"{arm}, {_at(axis, value)}", place(arm), points, []))
+            at = _at(axis, value)
+            label = at if arm == scaling.study.baseline else ""  # the labels of other arms would lie upon these
+            lines.append(charts.Line(f"{arm}, {at}", place(arm), points, [], label))
     return lines
 
 

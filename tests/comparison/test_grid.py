@@ -258,6 +258,10 @@ def test_an_arm_and_seeds_of_one_size_alone_are_in_the_report(tmp_path):
     page, text = write_scaling([*others, last._replace(results=[*last.results, *more], study=study)], tmp_path)
     assert "more, 1e+06" in text and "10 runs of 3 arms" in page.read_text()
     assert "<dt>seeds</dt><dd>1, 2, 7</dd>" in page.read_text()
+    for said in ("nats per token against parameters", "Parameters are those outside the embedding table and the head."):
+        assert said in page.read_text()
+    for label in ("1e+06", "20 M tokens", "60 M tokens"):  # at the line of the baseline alone
+        assert page.read_text().count(f">{label}</text>") == 1
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from tandem.comparison.charts import Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
+from tandem.comparison.charts import WIDTH, Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
 from tandem.comparison.report import _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
 from tandem.comparison.summary import Spent, Summary, chance, fixed, mean_curve, signed, spent_until
@@ -558,6 +558,14 @@ def test_lines_rise_with_what_they_show_and_lie_on_a_logarithm_where_it_spans_mu
     assert y1 - y3 == pytest.approx(y3 - y2, abs=0.2)
     (x1, _), (x2, _), (x3, _) = drawn((1, 3.0), (2, 5.0), (4, 4.0))
     assert x3 - x2 == pytest.approx(2 * (x2 - x1), abs=0.2)
+
+
+def test_a_label_stands_right_of_the_end_of_its_line_and_inside():
+    svg = line_chart([Line("a", 0, [(1, 3.0), (2, 2.0)], [], "64 k tokens"), Line("b", 1, [(1, 2.5)], [])], "x", "nats")
+    (x, y) = map(float, re.search(r'x="([\d.]+)" y="([\d.]+)" text-anchor="start">64 k tokens<', svg).groups())
+    end = circles(svg)["a: 2, 2.0000"]
+    assert end[0] < x < end[0] + 10 and abs(y - end[1]) < 5 and x + 6 * len("64 k tokens") < WIDTH
+    assert svg.count('text-anchor="start"') == 1
 
 
 def test_a_row_shows_its_seeds_its_mean_and_its_interval():
