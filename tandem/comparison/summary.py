@@ -242,7 +242,7 @@ class Summary:
             return "No winner", f"{judged.best} and {rival} are equal on every document, {over}."
         bounds, confidence = difference.interval(level), f"{100 * (1 - level):g} % interval"
         low, high = (fixed(-bound) for bound in reversed(bounds))
-        closest = ", the least certain" if len(judged.to_best) > 1 else ""
+        closest = ", which it is least certain to beat" if len(judged.to_best) > 1 else ""
         if judged.winner:
             others = f"every other arm; against {rival}{closest}" if closest else rival
             p = chance(judged.p_to_best[rival], level)

@@ -537,7 +537,7 @@ def test_a_verdict_tells_its_interval_and_how_many_seeds_it_would_take(make_stud
     rival = open_one.judgement.to_best[re.search("below ([^,]+),", reason)[1]]
     alone, corrected = (rival.seeds_needed(level) for level in (0.05, 0.05 / 3))  # three pairs of arms
     assert headline == "No winner" and alone < corrected and f"roughly {corrected} seeds, none of these," in reason
-    assert ", the least certain, but" in reason
+    assert ", which it is least certain to beat, but" in reason
     assert open_one.test.endswith("over 3 pairs for a winner, 2 arms in the table.")
     tuned = Summary.of(make_study(rates=[1e-3, 2e-3]), everything(run)).test
     assert tuned.endswith("It takes the learning rates as given, which one trial of each chose.")
