@@ -36,7 +36,6 @@ from tandem.recipe.document import (
     DEFAULT,
     DERIVED,
     Node,
-    Origin,
     Problems,
     find,
     is_study,
@@ -182,8 +181,8 @@ class Study:
         budget = _part(self.budget, self.part(job)) if job.trial else self.budget
         given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
         layers = self.layers[job.arm]
-        curve = _node({"evaluation": {"points": POINTS}}, DEFAULT)
-        return resolve([curve, *layers, _node(given, DERIVED)], layers[-1].origin, Problems())
+        curve = Node.of({"evaluation": {"points": POINTS}}, DEFAULT)
+        return resolve([curve, *layers, Node.of(given, DERIVED)], layers[-1].origin, Problems())
 
     def to_yaml(self) -> str:
         """Everything that decides results, as YAML."""
@@ -356,7 +355,7 @@ def _unfolded(tree: Node, problems: Problems) -> Node:
     def unfold(node: Node, *above: str) -> Node:
         if not isinstance(node.value, dict):
             return Node({}, node.origin) if node.value is None else node  # an arm that changes nothing
-        layers = [_node(inner, inner.origin, key.split(".")) for key, inner in node.value.items()]
+        layers = [inner.under(key.split(".")) for key, inner in node.value.items()]
         return functools.reduce(lambda base, top: add(base, top, *above), layers, Node({}, node.origin))
 
     values = dict(tree.value)
@@ -378,11 +377,3 @@ def hollow(tree: Node, depths: Mapping[str, int]) -> Node:
     if not isinstance(tree.value, dict):
         return tree
     return Node({k: cut(node, depths[k]) if k in depths else node for k, node in tree.value.items()}, tree.origin)
-
-
-def _node(value: Any, origin: Origin, above: Iterable[str] = ()) -> Node:
-    """Plain values, or a node, as a tree under the keys `above`."""
-    if isinstance(value, dict):
-        value = Node({key: _node(inner, origin) for key, inner in value.items()}, origin)
-    node = value if isinstance(value, Node) else Node(value, origin)
-    return functools.reduce(lambda inner, key: Node({key: inner}, origin, dotted=True), reversed([*above]), node)

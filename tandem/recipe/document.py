@@ -1,9 +1,10 @@
 """From files and overrides to one tree in which every value knows where it was written."""
 
+import functools
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,17 @@ class Node:
     origin: Origin
     dotted: bool = False
     """A mapping that stands for a dotted key, `a` of `a.b: 1`: what else `a` holds below it stays."""
+
+    @classmethod
+    def of(cls, value: Any, origin: Origin) -> "Node":
+        """A plain mapping or scalar as a tree of one origin."""
+        if isinstance(value, dict):
+            value = {key: cls.of(inner, origin) for key, inner in value.items()}
+        return cls(value, origin)
+
+    def under(self, keys: Sequence[str]) -> "Node":
+        """This under a dotted key, given by its parts."""
+        return functools.reduce(lambda node, key: Node({key: node}, self.origin, dotted=True), reversed(keys), self)
 
     def plain(self) -> Any:
         """The value alone."""
@@ -290,8 +302,5 @@ def read_overrides(overrides: Iterable[str], problems: Problems) -> Node:
         if parts == ["extends"]:
             problems.add(OVERRIDE, f"{override}: a recipe says in its file what it extends")
             continue
-        node = parse(text, OVERRIDE, problems, f"{override}: ", f"{key.strip()}.")
-        for part in reversed(parts):
-            node = Node({part: node}, OVERRIDE, dotted=True)
-        tree = node.over(tree)
+        tree = parse(text, OVERRIDE, problems, f"{override}: ", f"{key.strip()}.").under(parts).over(tree)
     return tree

@@ -205,8 +205,7 @@ def configure(kind: str, name: str | None = None, overrides: Iterable[str] = ())
     """
     register_all()
     problems, recipe = Problems(), Recipe()
-    options = {"name": Node(name, OVERRIDE)} if name else {}
-    chosen = Node({kind: Node(options, OVERRIDE)}, OVERRIDE)
+    chosen = Node.of({kind: {"name": name} if name else {}}, OVERRIDE)
     tree = _over(chosen, read_overrides(overrides, problems))
     for key in tree.value.keys() - {kind}:
         problems.add(OVERRIDE, f"{key}: no such key; without a recipe there is only {kind}")
