@@ -22,7 +22,7 @@ from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import counted
-from tandem.training.display import budget_in_words, clock, scaled, short
+from tandem.training.display import budget_in_words, clock, scaled
 from tandem.training.folder import leaves, read_part, replace_file
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -271,7 +271,7 @@ def _trials(summary: Summary) -> str:
     rates = sorted(summary.study.rates)
     if not rates:
         return ""
-    rows = [["arm", *map(short, rates), "spread"]]
+    rows = [["arm", *(f"{rate:g}" for rate in rates), "spread"]]
     for arm in summary.study.arms:
         losses = summary.trial_losses(arm)
         best, finite = best_rate(losses), [loss for loss in losses.values() if math.isfinite(loss)]

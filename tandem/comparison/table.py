@@ -9,7 +9,7 @@ import numpy as np
 from tandem.comparison.results import Result
 from tandem.comparison.summary import Summary, chance, fixed, non_embedding, signed
 from tandem.recipe.catalogue import columns
-from tandem.training.display import clock, scaled, short
+from tandem.training.display import clock, scaled
 
 NONE = "\N{EN DASH}"
 ALONE = " †"
@@ -103,7 +103,7 @@ FREE_ENDS = [  # where an arm is told where sentences end
     Column("nats of the ends per token", _mean(lambda r: r.paid_per_token - r.nats_per_token, fixed)),
 ]
 COST = [
-    Column("learning rate", lambda s, arm: ", ".join(dict.fromkeys(short(r.lr) for r in s.runs[arm]))),
+    Column("learning rate", lambda s, arm: ", ".join(dict.fromkeys(f"{r.lr:g}" for r in s.runs[arm]))),
     Column("parameters", _mean(lambda r: sum(r.parameters.values()), scaled)),
     Column("non-embedding", _mean(lambda r: non_embedding(r.parameters), scaled)),
     Column("training tokens", _mean(lambda r: r.tokens, scaled)),

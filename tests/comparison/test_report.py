@@ -522,6 +522,16 @@ def test_cells_of_the_tables_are_their_definitions(make_study, run):
     assert [timed[key] for key in ("tokens/s", "decoding tokens/s", "prefill")] == ["20 k", "300", "30 ms"]
 
 
+def test_learning_rates_are_told_as_they_were_given(make_study, run, page):
+    rates = [1.25e-3, 1.3e-3]
+    trials = [run("sps", 1000, rate, trial=True) for rate in rates]
+    text = Page(page(make_study(rates=rates), [*everything(run, lr=rates[0]), *trials])).text
+    assert "arm 0.00125 0.0013 spread" in text and "sps did best at 0.0013, the edge" in text
+    assert [row[1] for row in tabulate(Summary.of(make_study(), everything(run, lr=rates[0])), COST[:1])[1:]] == [
+        "0.00125"
+    ] * 3
+
+
 def test_trials_are_not_compared_whatever_their_seed(make_study, run):
     trial = run("sps", 1, 4e-3, trial=True)
     summary = Summary.of(make_study(), [*everything(run), trial])
