@@ -310,18 +310,13 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, ob
         **({"spikes": spikes_in_words(result)} if result["spikes"] else {}),
         "likelihood": noted(note, in_words(result["likelihood"])),
     }
-    brings = "not there" if find_spec("matplotlib") else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib"
-    missing = brings if losses else "not drawn; the record holds no step"
-    curve, model = folder.path / "loss.png", folder.model
-    last = checkpoint.latest(folder.checkpoints, result["step"])
-    gone = f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
-    unwritten = "not written; the run ends in a phase that is no language model" if note else gone
+    last, model = checkpoint.latest(folder.checkpoints, result["step"]), folder.model
     paths = {
         "recipe": folder.recipe,
         "record": folder.metrics,
-        "loss curve": curve if curve.exists() else missing,
+        "loss curve": _curve(folder, bool(losses)),
         "checkpoint": last or "gone",
-        "model": model if model.exists() else unwritten if note or last else "gone",
+        "model": _model(folder, note, last is not None),
     }
     said: list[tuple[str, object]] = [*lines.items()]
     said += [("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()]
@@ -334,3 +329,25 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, ob
         asked = f"{quote(result['samples'][0][0])} --tokens {recipe['sampling']['tokens']}"
     ready = model if model.exists() else folder.path  # the model needs no text, which may have changed since
     return [*said, ("go on", f"tandem generate {quote(str(ready))} {asked}")]
+
+
+def _curve(folder: RunFolder, has_losses: bool) -> Path | str:
+    """The picture of the training loss, or why there is none."""
+    curve = folder.path / "loss.png"
+    if curve.exists():
+        return curve
+    if not has_losses:
+        return "not drawn; the record holds no step"
+    return "not there" if find_spec("matplotlib") else "not drawn; pip install 'tandem-lm[plots]' brings matplotlib"
+
+
+def _model(folder: RunFolder, note: str, has_checkpoint: bool) -> Path | str:
+    """The exported model, or why there is none."""
+    model = folder.model
+    if model.exists():
+        return model
+    if note:
+        return "not written; the run ends in a phase that is no language model"
+    if not has_checkpoint:
+        return "gone"
+    return f"not there; `tandem export {quote(str(folder.path))} {quote(str(model))}` writes it, or says why it cannot"
