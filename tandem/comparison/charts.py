@@ -2,7 +2,7 @@
 
 Written by hand: a report needs only three kinds, and they must follow the page's light or dark colours, which an image
 file cannot. report.html styles the CSS classes; `arm-0`, `arm-1`, ... give the colours of the arms.
-Coordinates are CSS pixels of a picture, `WIDTH` wide but for the dots, which the page scales.
+Coordinates are those of a picture `WIDTH` wide, rows of dots more; the page scales it to the room that it has.
 """
 
 import math

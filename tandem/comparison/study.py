@@ -86,7 +86,7 @@ class Keys(Settings):
     trial_share: float = Field(1.0, gt=0, le=1)
     """The part of a run's budget that each trial spends."""
     level: float = Field(0.05, gt=0, lt=1)
-    """Significance level: probability at which arms that do not differ may be said to."""
+    """Significance level: the probability with which a study of arms that do not differ may name a winner."""
     margin: float | None = Field(None, gt=0)
     """Difference in nats per token that is too small to matter; the report tests whether arms are within it of the
     baseline (two one-sided tests)."""
