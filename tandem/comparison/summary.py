@@ -24,7 +24,7 @@ from tandem.recipe.options import substituted
 from tandem.training.display import scaled
 from tandem.training.folder import read_part
 
-MOVE_LOSSES = ("tandem", "commit", "torch", "numpy", "device", "precision", "cpu", "gpus")
+MOVE_LOSSES = ("tandem", "commit", "plugins", "torch", "numpy", "device", "precision", "cpu", "gpus")
 """Entries of a process's environment that may change losses, if only by rounding, and timings."""
 KEEP_APART = (*MOVE_LOSSES, "python", "platform", "cores", "threads")
 """Entries that may change any number. Only these are shown, not paths or commands."""

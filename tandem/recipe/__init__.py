@@ -43,6 +43,7 @@ from tandem.recipe.settings import (
     counted,
     describe,
     did_you_mean,
+    plugins,
     register,
     register_all,
     registered,

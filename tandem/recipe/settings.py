@@ -1,8 +1,10 @@
 """How a class declares its options, and the registry in which a recipe finds the class by name."""
 
 import difflib
+import functools
 import importlib
 from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -92,6 +94,17 @@ def register_all() -> None:
     """
     for part in ("corpus", "networks", "objectives", "training", "evaluation", "generation", "analysis"):
         importlib.import_module(f"tandem.{part}")
+    plugins()
+
+
+@functools.cache
+def plugins() -> list[str]:
+    """Import what other packages register: modules named by entry points of the group "tandem". Returns the packages,
+    with their versions."""
+    found = entry_points(group="tandem")
+    for entry in found:
+        entry.load()
+    return sorted({f"{entry.dist.name} {entry.dist.version}" for entry in found if entry.dist})
 
 
 def registered(kind: str) -> dict[str, type]:

@@ -33,7 +33,7 @@ import torch
 import yaml
 
 import tandem
-from tandem.recipe import UserError, did_you_mean
+from tandem.recipe import UserError, did_you_mean, plugins
 from tandem.training.checkpoint import latest, read_progress, write_durably
 from tandem.training.device import host_memory
 
@@ -259,6 +259,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "plugins": plugins(),
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "cpu": "AMD EPYC 9B45",
     "cores": 2,
     "gpus": [],
+    "plugins": [],
     "threads": 2,
 }
 ARMS = {"decoder": {"network.name": "decoder"}, "sps": {"network.name": "sps", "network.window": 64},
