@@ -34,6 +34,7 @@ from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
 from tandem.recipe import Settings, register
+from tandem.training.health import NotFinite
 from tandem.training.optimiser import AdamW
 from tandem.training.run import Run, keyed
 
@@ -126,6 +127,7 @@ def learn(
     """Trains with Adam at a constant rate, gradients clipped to 1; returns the steps taken.
 
     Every `every` steps `watch` is called with steps, loss in nats and accuracies by column; if True, training ends.
+    Raises: NotFinite for a gradient that is not: the network would then answer the first id to every question.
     """
     adam: dict[str, Any] = {"lr": lr, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}
     optimiser = AdamW(AdamW.Config(**adam), network)
@@ -134,7 +136,8 @@ def learn(
         batch = task.batch(seed, f"step {step}").to(device)
         loss, _ = objective.loss(network, batch, objective.count(network, batch))
         loss.backward()
-        optimiser.clip()
+        if not optimiser.clip().isfinite():
+            raise NotFinite(f"analysis.lr = {lr}: the gradient of step {step + 1} is not finite; try a lower one")
         optimiser.step(1.0)
         if (step + 1) % every == 0 and watch(step + 1, loss.item(), accuracies(network, task, seed)):
             return step + 1

@@ -25,6 +25,7 @@ from tandem.analysis.pointer_chasing import (
 from tandem.corpus import IGNORE
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.decoder import Decoder
+from tandem.training.health import NotFinite
 from tandem.training.optimiser import AdamW
 
 PAPER = [
@@ -169,6 +170,13 @@ def test_one_plain_block_learns_no_hop_and_what_is_analysed_is_a_new_network():
     analysis.draw(found, axes := Figure().subplots())
     assert [bar.get_height() for bar in axes.patches] == list(reached)
     assert all(torch.equal(value, before[name]) for name, value in trained.state_dict().items())
+
+
+def test_a_rate_at_which_training_fails_is_no_result():
+    ours = Task(Task.Config(**HOP))
+    network = one_block(Decoder, ours.vocabulary, ours.length)
+    with pytest.raises(NotFinite, match=r"analysis\.lr = 1e\+30: the gradient of step 2 is not finite; try"):
+        learn(network, ours, seed=0, steps=3, lr=1e30)
 
 
 @pytest.mark.parametrize("loudest", ["the answer", "a key", "Q"])
