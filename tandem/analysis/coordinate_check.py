@@ -14,6 +14,7 @@ parametrisation. docs/width_transfer.md.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from tandem.analysis.analysis import Analysis, Sums
 from tandem.networks.network import Network
 from tandem.nn.mlp import inner_width
-from tandem.recipe import Recipe, Settings, UserError, changed, register
+from tandem.recipe import Recipe, Settings, UserError, changed, counted, register
+from tandem.training.health import NotFinite
 from tandem.training.loop import take_step
 from tandem.training.run import Run
 
@@ -137,12 +139,20 @@ class CoordinateCheck(Analysis):
         return record | {"scales": {how: [*by_width.values()] for how, by_width in scales.items()}}
 
     def scales(self, recipe: Recipe, run: Run) -> dict[str, float]:
-        """Coordinates of the network of `recipe` after `steps` updates."""
-        other = Run(recipe, run.corpus, steps=max(1, self.config.steps))
+        """Coordinates of the network of `recipe` after `steps` updates. Raises: NotFinite where it has none."""
+        other, found = Run(recipe, run.corpus, steps=max(1, self.config.steps)), {}
         other.schedule = lambda step: 1.0
-        for step in range(self.config.steps):
-            take_step(other, step)
-        return coordinates(other, self.config.steps)
+        with contextlib.suppress(NotFinite):  # which names options of a run
+            for step in range(self.config.steps):
+                take_step(other, step)
+            found = coordinates(other, self.config.steps)
+        if not found or not all(map(math.isfinite, found.values())):
+            raise NotFinite(
+                f"analysis.lr = {recipe.optimiser.lr}: at width {recipe.network.width}, base width "
+                f"{recipe.network.base_width}, numbers after {counted(self.config.steps, 'steps')} are not finite; try "
+                "a lower one"
+            )
+        return found
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         widths = record["options"]["widths"]

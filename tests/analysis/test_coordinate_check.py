@@ -12,6 +12,7 @@ from tandem.analysis.coordinate_check import CoordinateCheck, at_width, roots, s
 from tandem.corpus import Batch, prepare
 from tandem.networks.decoder import Decoder
 from tandem.recipe import UserError, configure, load, register_all
+from tandem.training.health import NotFinite
 from tandem.training.run import Run
 
 ROWS = ["batch.rows=2", "batch.context=32", "network.width=32"]
@@ -46,6 +47,14 @@ def test_steps_are_taken_at_the_peak_rate_and_scales_on_the_batch_after_them(sma
         rates.clear()
         assert CoordinateCheck(CoordinateCheck.Config(steps=steps)).scales(recipe, run) == {"batch": steps}
         assert rates == [3e-3] * steps
+
+
+@pytest.mark.parametrize("steps", [1, 2])  # the scales are not finite, or the loss of the second step is not
+def test_a_rate_at_which_training_fails_is_told(steps, small_corpus):
+    recipe = load("decoder/tiny", [*SMALL, *small_corpus])
+    check = CoordinateCheck(CoordinateCheck.Config(widths=[16, 32], steps=steps, lr=1e12))
+    with pytest.raises(NotFinite, match=f"analysis.lr = .* width 16, base width 16, numbers after {steps} step.* not"):
+        check.measure(Run(recipe, prepare(recipe.corpus)))
 
 
 def test_a_mixture_of_experts_is_checked_too(small_corpus, tmp_path, monkeypatch):
