@@ -103,11 +103,13 @@ def _refused(described: dict[str, Any]) -> Iterator[str]:
             return
     rotary = _rotary(described)
     kind = rotary.get("rope_type", rotary.get("type"))
+    by_layer = [key for key, value in rotary.items() if isinstance(value, dict)]
     turned = rotary.get("partial_rotary_factor", described.get("partial_rotary_factor"))
     wide, scaled = "layers read all tokens of a document", "rotary positions are not scaled here"
     biased = "this decoder has biases everywhere or nowhere"
     checks: list[tuple[str, Any, bool, str]] = [
         ("rope_type", kind, kind in (None, "default"), scaled),
+        ("rope_parameters of", ", ".join(by_layer), not by_layer, "all layers have the same rotary positions"),
         ("rope_scaling's factor", factor := rotary.get("factor", 1), factor in (None, 1), scaled),
         ("partial_rotary_factor", turned, turned in (None, 1), "every channel of a head turns"),
         ("hidden_act", act := described.get("hidden_act", "silu"), act in ("silu", "swish"), "the MLP is swiglu"),

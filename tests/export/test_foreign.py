@@ -76,6 +76,10 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"architectures": ["TandemForCausalLM"], "recipe": {}}, "start.run=RUN takes the weights"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+            "rope_parameters of = full_attention: all layers have the same",
+        ),
         ({"rope_parameters": {"factor": 2.0}}, "factor = 2.0: rotary positions are not scaled"),
         ({"rope_scaling": "linear"}, "rope_scaling = linear: must be a mapping"),
         ({"layer_types": 3}, "layer_types = 3: must be a list"),
