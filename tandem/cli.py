@@ -303,7 +303,8 @@ def evaluate(
     if tasks is not None:
         trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished, step=step)
     else:
-        print(trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step))
+        for line in trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step):
+            print(line, flush=True)
 
 
 def _ranged(bounds: str, holds: Callable[[float], bool], told: str) -> Any:

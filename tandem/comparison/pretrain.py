@@ -221,7 +221,7 @@ def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
     if texts["texts"].keys() == run.recipe.evaluation.texts.keys():
         return texts
     stores, began = text_stores(run.recipe, run.tokenizer), time.perf_counter()
-    found = recorded_texts(run, stores)
+    found = dict(recorded_texts(run, stores))
     texts = {"kind": "texts", "step": run.steps, "texts": found, "seconds": time.perf_counter() - began}
     words = f"\n{titled('', '')}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
     run.ranks.first(lambda: log.write(texts, words))

@@ -6,7 +6,7 @@
 Each is tokenized once with the run's tokenizer, into a separate store beside the run's corpus.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,15 +133,20 @@ def recorded(
 
 def recorded_texts(
     run: Run | Exported, stores: Mapping[str, Store], documents: int | None = None
-) -> dict[str, dict[str, Any]]:
-    """The record of each text by name, over all its documents or so many; of the held-out text, over the recipe's
-    split."""
-    found = {}
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the record of each text as it is scored, over all its documents or so many; of the held-out text,
+    over the recipe's split.
+
+    Raises: UserError, before any is scored, where no document of one can be.
+    """
+    e = run.recipe.evaluation
+    splits = {name: e.split if name == HELD_OUT else "all" for name in stores}
     for name, store in stores.items():
-        split = run.recipe.evaluation.split if name == HELD_OUT else "all"
+        require_bytes(store, run.recipe.batch.context, documents, splits[name], e.prefix)
+    for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            _, found[name] = recorded(run, store, documents, split, progress)
-    return found
+            _, record = recorded(run, store, documents, splits[name], progress)
+        yield name, record
 
 
 def _part(progress: Told, number: int, parts: int) -> Told:

@@ -124,18 +124,19 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
 
 def evaluate(
     path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False, step: int | None = None
-) -> str:
-    """Likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in words; of an
-    exported model, of those given alone."""
+) -> Iterator[str]:
+    """Yields the likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in
+    words, as each is scored; of an exported model, of those given alone."""
     run = _open_scored(path, unfinished, step)
     stores = given_stores(run.recipe, run.tokenizer, given)
     if isinstance(run, Run):
         stores = {HELD_OUT: run.corpus.validation} | text_stores(run.recipe, run.tokenizer) | stores
     if not stores:
         raise UserError(f"{path}: an exported model has no text of its own; name some: --texts NAME=PATH")
-    found = recorded_texts(run, stores, documents)
-    words = "\n".join(noted(run.note, in_words(record, name)) for name, record in found.items())
-    return f"step {run.progress.step:,} of {run.steps:,}: {words}" if isinstance(run, Run) else words
+    begins = f"step {run.progress.step:,} of {run.steps:,}: " if isinstance(run, Run) else ""
+    for name, record in recorded_texts(run, stores, documents):
+        yield begins + noted(run.note, in_words(record, name))
+        begins = ""
 
 
 def run_tasks(

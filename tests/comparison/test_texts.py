@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from typed import tandem
 
+from tandem.comparison.texts import recorded
 from tandem.comparison.trained import open_trained
 from tandem.corpus import prepare_texts
 from tandem.evaluation.likelihood import likelihood
@@ -81,6 +82,20 @@ def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path
     assert books in said
 
 
+def test_what_is_scored_is_shown_though_the_rest_is_interrupted(trained, monkeypatch):
+    texts = []
+
+    def interrupted(run, store, *rest):
+        texts.append(store)
+        if len(texts) == 3:
+            raise KeyboardInterrupt
+        return recorded(run, store, *rest)
+
+    monkeypatch.setattr("tandem.comparison.texts.recorded", interrupted)
+    done = tandem("evaluate", trained[0])
+    assert done.exit_code == 130 and "on held-out text" in done.stdout and " on books:" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -95,7 +110,10 @@ def test_a_text_that_cannot_be_read_is_told(trained, given, message):
     assert done.exit_code == 2 and message in done.stderr, done.stderr
 
 
-def test_a_text_of_which_only_document_ends_are_asked_is_told_before_anything_is_spent(trained, tmp_path, small_corpus):
+def test_a_text_of_which_only_document_ends_are_asked_is_told_before_anything_is_spent(
+    trained, tmp_path, small_corpus, monkeypatch
+):
+    monkeypatch.setattr("tandem.comparison.texts.recorded", None)
     (tmp_path / "letters.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     told = f"{tmp_path / 'letters.jsonl'} ("
     for given in (

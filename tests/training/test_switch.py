@@ -281,7 +281,7 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
     assert "one token at a time, after bags of 2 until step 6" in capsys.readouterr().out
     refused = "step 6 of 10 is no language model yet.*bags of 2 until step 6.*--unfinished"
     uses = (
-        lambda **more: evaluate(folder, 3, **more),
+        lambda **more: list(evaluate(folder, 3, **more)),
         lambda **more: continue_texts(folder, ["The"], 2, {}, 0, **more),
         lambda **more: write_model(folder, tmp_path / "model", **more),
     )
@@ -290,7 +290,7 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
             use()
         use(unfinished=True)
     pretrain(recipe(*overrides), folder)
-    assert "after bags" not in evaluate(folder, 3)
+    assert "after bags" not in "".join(evaluate(folder, 3))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     assert {next(iter(record["terms"])) for record in records if "terms" in record} == {"bag_nll", "nll"}
     judged = [(record["step"], record.get("note")) for record in records if record["kind"] == "likelihood"]
@@ -313,7 +313,7 @@ def test_a_run_that_never_switches_leaves_no_model_and_says_so(recipe, tmp_path,
     judged = [line for line in said.splitlines() if "bits/byte" in line]
     assert len(judged) == 4 and set(judged) < set(noted) and any(line.startswith("sample") for line in noted)
     assert "tandem generate" not in said
-    scored = evaluate(tmp_path / "run", 3, unfinished=True).splitlines()
+    scored = list(evaluate(tmp_path / "run", 3, unfinished=True))
     assert len(scored) == 2 and all("after bags of 2 until step 3" in line for line in scored)
     pretrain(recipe("objective.until=2", budget="3 steps"), tmp_path / "switched")
     assert "tandem generate" in capsys.readouterr().out
