@@ -8,8 +8,8 @@ record = Mine(Mine.Config()).measure(run)  # numbers that JSON can hold
 Mine(Mine.Config()).draw(record, axes)     # of matplotlib
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from torch import Tensor
 from tandem.corpus import IGNORE, Batch, Store, fixed_order
 from tandem.networks.network import Network
 from tandem.recipe import Settings, UserError, require
+from tandem.training.display import Told
 from tandem.training.folder import RunFolder
 from tandem.training.run import Run
+
+T = TypeVar("T")
 
 
 class Analysis:
@@ -35,6 +38,8 @@ class Analysis:
 
     folder: RunFolder | None = None
     """The folder with the run's records, for analyses that look at its course."""
+    told: Told = staticmethod(lambda done, total: None)
+    """Called with the parts done and the parts in all."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -45,6 +50,12 @@ class Analysis:
         Raises: UserError where the run's text does not suffice.
         """
         raise NotImplementedError
+
+    def each(self, parts: Sequence[T]) -> Iterator[T]:
+        """The parts of the longest work of `measure`, in turn; `told` is called after each."""
+        for done, part in enumerate(parts, 1):
+            yield part
+            self.told(done, len(parts))
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         """Draws what `measure` found on matplotlib axes."""

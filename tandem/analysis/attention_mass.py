@@ -85,7 +85,7 @@ class AttentionMass(Analysis):
         tokens = c.tokens or run.recipe.batch.context
         sums = Sums()
         chosen = chosen_documents(store, c.documents, shortest=2)
-        for document in chosen:
+        for document in self.each(chosen):
             has = int(store.lengths[document]) - 1  # padding of the row is no query
             batch = first_tokens(network, store, [document], min(tokens, has)).to(run.device.value)
             add_by_layer(sums, network, batch)

@@ -68,13 +68,9 @@ def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
 
 
 @torch.no_grad()
-def parallel_against_sequential(network: ContextReady, batches: list[Batch]) -> dict[str, float]:
-    """Nats per token after each number of passes of COLUMNS."""
+def nats_per_token(network: ContextReady, batches: list[Batch], passes: Passes) -> float:
     tokens = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
-    return {
-        str(passes): sum(network.score(batch, passes=passes).double().sum().item() for batch in batches) / tokens
-        for passes in COLUMNS
-    }
+    return sum(network.score(batch, passes=passes).double().sum().item() for batch in batches) / tokens
 
 
 @register("analysis", "contraction")
@@ -101,7 +97,7 @@ class Contraction(Analysis):
         moved_BKT = np.stack([movements(network, batch, c.passes).numpy() for batch in batches[: c.batches]])
         delta_BK = moved_BKT.max(-1)
         delta_K = delta_BK.mean(0)
-        nll = parallel_against_sequential(network, batches)
+        nll = {str(passes): nats_per_token(network, batches, passes) for passes in self.each(COLUMNS)}
         measured = [before_end(*pair) for pair in zip(delta_BK, batches, strict=False)]
         return {
             "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in measured])),

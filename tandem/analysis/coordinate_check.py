@@ -127,10 +127,9 @@ class CoordinateCheck(Analysis):
             how: {width: at_width(recipe, width, of) for width in c.widths}
             for how, of in (("transferred", base), ("untransferred", None))
         }
-        scales = {
-            how: {width: self.scales(asked, run) for width, asked in by_width.items()}
-            for how, by_width in recipes.items()
-        }
+        scales: dict[str, dict[int, dict[str, float]]] = {how: {} for how in recipes}
+        for how, width in self.each([(how, width) for how in recipes for width in c.widths]):
+            scales[how][width] = self.scales(recipes[how][width], run)
         record: dict[str, Any] = {"base_width": base, "lr": rate}
         for how, by_width in scales.items():
             ratios = spread(by_width)

@@ -110,7 +110,7 @@ class FatherSon(Analysis):
         seeded = hasattr(network, "unseeded") and network.config.seed
         variants = {True: network, False: network.unseeded()} if seeded else {False: network}  # type: ignore[operator]
         rows, margins = [], []
-        for condition in self._conditions([*variants]):
+        for condition in self.each([*self._conditions([*variants])]):
             asked = [question(pair, condition.query, condition.between) for pair in pairs]
             nll = answers(variants[condition.seeds], tokenizer, asked, ids, self.config.rows)
             margin = nll[:, 1] - nll[:, 0]

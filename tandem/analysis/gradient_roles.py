@@ -73,7 +73,7 @@ class GradientRoles(Analysis):
         documents = chosen_documents(store, c.documents, shortest=first + horizon + 2)
         draw = np.random.default_rng(0)
         found: list[np.ndarray] = []
-        for begin in range(0, len(documents), c.rows):
+        for begin in self.each(range(0, len(documents), c.rows)):
             batch = first_tokens(network, store, documents[begin : begin + c.rows], tokens)
             ends = (batch.starts == 0).sum(1).tolist()
             chosen = [np.sort(draw.choice(np.arange(first, end), c.targets, replace=False)) for end in ends]

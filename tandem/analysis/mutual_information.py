@@ -73,7 +73,7 @@ class MutualInformation(Analysis):
         law = fit(distances, found)
         exponents, groups = [], min(c.groups, len(lengths))
         group = draw.permutation(len(lengths)) % max(1, groups)
-        for g in range(groups if groups > 1 else 0):
+        for g in self.each(range(groups if groups > 1 else 0)):
             left = group[document] != g
             within = [d for d in distances if d < lengths[group != g].max()]  # the longest may be left out
             exponents.append(fit(within, [information(classes[left], document[left], d) for d in within]).exponent)

@@ -45,7 +45,8 @@ class Partitions(Analysis):
         store, network = run.corpus.validation, run.network
         chosen = chosen_documents(store, self.config.documents, shortest=2)
         sums = Sums()
-        for scoring in scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen):
+        rows = scoring_rows(store, run.recipe.batch.context, run.recipe.evaluation.rows, chosen)
+        for scoring in self.each([*rows]):
             batch = scoring.batch.to(run.device.value)
             for name, nats in under_partitions(network, batch).items():
                 sums.add(name, nats[batch.targets != IGNORE])

@@ -184,9 +184,12 @@ class PointerChasing(Analysis):
         generator = torch.Generator().manual_seed(c.seed)
         fresh: Any = type(network)(network.config, task.vocabulary, task.length, generator)  # type: ignore[call-arg]
         fresh.to(run.device.value)
-        steps = learn(
-            fresh, task, seed=c.seed, steps=c.steps, lr=c.lr, watch=lambda _, __, found: solved(found) == len(found)
-        )
+
+        def watch(step: int, loss: float, found: list[float]) -> bool:
+            self.told(step, c.steps)
+            return solved(found) == len(found)
+
+        steps = learn(fresh, task, seed=c.seed, steps=c.steps, lr=c.lr, watch=watch)
         found = accuracies(fresh, task, c.seed)
         named = zip([*map(str, range(c.tables)), "last query"], found, strict=True)
         rows = [{"level": level, "accuracy": accuracy} for level, accuracy in named]

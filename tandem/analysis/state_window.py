@@ -48,7 +48,7 @@ class StateWindow(Analysis):
             )
         documents = chosen_documents(store, c.documents, shortest=tokens + 1)
         cut, whole = [], []
-        for first in range(0, len(documents), c.rows):
+        for first in self.each(range(0, len(documents), c.rows)):
             batch = first_tokens(network, store, documents[first : first + c.rows], tokens).to(run.device.value)
             with torch.no_grad():
                 cut.append(network.restricted(c.window).score(batch).cpu().numpy())

@@ -208,7 +208,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         used: dict[str, Any] = {"network": network, "options": config.model_dump(mode="json")}
         used |= {"step": run.progress.step} if cls.trained else {}
         used |= {"note": run.note} if run.note else {}
-        record = {"analysis": name, **used, **analysis.measure(run)}
+        with progress_bar(f"analysing {name}", TaskProgressColumn()) as analysis.told:
+            record = {"analysis": name, **used, **analysis.measure(run)}
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
         axes.set_title(drawable(path.name) + (f", step {run.progress.step:,}" if cls.trained else ""))

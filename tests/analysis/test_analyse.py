@@ -68,6 +68,24 @@ def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
     assert (runs / network / "analysis/state_window.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "shares"),
+    [
+        ("state_window", ["window=4", "tokens=40", "documents=4", "rows=2"], [50, 100]),
+        ("gradient_roles", ["tokens=32", "targets=8", "documents=2", "rows=1"], [50, 100]),
+        ("coordinate_check", ["widths=[32, 64]", "steps=0"], [25, 50, 75, 100]),
+        ("pointer_chasing", ["tables=1", "rows=1", "steps=200"], [50, 100]),
+        ("mutual_information", ["tokens=1000", "longest=4", "groups=2"], [50, 100]),
+    ],
+)
+def test_how_far_an_analysis_has_come_is_told(runs, monkeypatch, name, options, shares):
+    monkeypatch.setattr("tandem.training.display.LOG_PAUSE", 0.0)
+    done = tandem("analyse", name, runs / "decoder", *options)
+    assert done.exit_code == 0, done.output
+    told = [int(share) for share in re.findall(rf"^analysing {name}, (\d+) %$", done.output, re.M)]
+    assert told == shares
+
+
 def test_gradient_roles_tell_the_streams_apart(runs):
     done = tandem("analyse", "gradient_roles", runs / "sps", "tokens=48", "targets=10", "documents=6", "rows=4")
     assert done.exit_code == 0, done.output
