@@ -54,18 +54,21 @@ def judge_tasks(
         title="" if step is None else f"step {step:,} {run.note}",
     )
     shared = {"step": step, "note": run.note, "limit": limit, "environment": environment()}
-    for file in files:
-        if isinstance(file, Texts):
-            found = _text_records(run, file, limit)
-        else:
-            found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
-        for record, items in found:
-            _keep(folder / file_of(record["task"]), shared | record, items)
-            for metric, reached in record["metrics"].items():
-                error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
-                table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
-    TERMINAL.print(table)
-    say(f"kept in {folder}")
+    try:
+        for file in files:
+            if isinstance(file, Texts):
+                found = _text_records(run, file, limit)
+            else:
+                found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
+            for record, items in found:
+                _keep(folder / file_of(record["task"]), shared | record, items)
+                for metric, reached in record["metrics"].items():
+                    error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
+                    table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
+    finally:  # also of those before one that fails, or is interrupted
+        if table.rows:
+            TERMINAL.print(table)
+            say(f"kept in {folder}")
 
 
 def _task_records(

@@ -61,6 +61,14 @@ def test_what_is_reached_is_shown_and_kept_with_errors_settings_and_versions(tra
         assert any(all(word in line for word in words) for line in done.stdout.splitlines()), done.stdout
 
 
+def test_what_is_reached_is_shown_though_a_later_task_fails(trained, files):
+    (files / "letters.jsonl").write_text('{"text": "a"}\n')
+    (files / "letters.yaml").write_text("texts: {letters: '${ANIMALS}/letters.jsonl'}")
+    done = tandem("evaluate", trained, "--tasks", f"{files / 'mine.yaml'},{files / 'letters.yaml'}", "--limit", 2)
+    assert done.exit_code == 2 and "only the ends are asked" in done.stderr
+    assert "animals" in done.stdout and f"kept in {trained / 'tasks'}" in done.stdout
+
+
 def test_texts_are_scored_by_the_ruler(trained, files):
     done = tandem("evaluate", trained, "--tasks", files / "poems.yaml")
     assert done.exit_code == 0, done.output
