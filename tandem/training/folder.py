@@ -78,6 +78,11 @@ class RunFolder:
         if not folder.recipe.is_file():
             if (above := run_above(path)) is not None:
                 raise UserError(f"{path}: inside the run {above}, which is the folder to give")
+            if (path / "config.json").is_file():
+                raise UserError(
+                    f"{path}: a model, no run: `tandem evaluate` and `tandem generate` take it; else give the "
+                    "run that it was exported from, or that `tandem import` makes of one trained elsewhere"
+                )
             if inside := sorted(recipe.parent.name for recipe in path.glob("*/recipe.yaml")):
                 raise UserError(f"{path}: holds runs, and is none: give one of {', '.join(inside)}")
             others = sorted(recipe.parent.name for recipe in path.parent.glob("*/recipe.yaml"))

@@ -61,6 +61,10 @@ def test_a_missing_run_is_answered_with_those_that_are_there(tmp_path):
         RunFolder.open(tmp_path / "mine" / "models" / "nothing")
     with pytest.raises(UserError, match="holds runs, and is none: give one of mine, yours"):
         RunFolder.open(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(UserError, match="a model, no run: `tandem evaluate` and `tandem generate` take it"):
+        RunFolder.open(tmp_path / "model")
     with pytest.raises(UserError, match="holds no run"):
         RunFolder.open(tmp_path / "other" / "nothing")
 
