@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any
 
 import torch
+from rich.progress import TaskProgressColumn
 
 from tandem.analysis.analysis import Analysis
 from tandem.comparison.plots import drawable, picture
@@ -33,6 +34,7 @@ from tandem.recipe.document import is_path
 from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
+from tandem.training.display import progress_bar
 from tandem.training.folder import PLACES, RunFolder, made, replace_file
 from tandem.training.parallel import ALONE
 from tandem.training.progress import Progress
