@@ -66,7 +66,7 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
 class AttentionMass(Analysis):
     """Share of attention on own tokens by layer, and signs that either stack has collapsed."""
 
-    asks = "watch"
+    asks = "partition"
 
     class Config(Settings):
         documents: int = Field(64, ge=1)
