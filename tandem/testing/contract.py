@@ -319,7 +319,7 @@ def check_compiled(case: Case, backend: str = "eager") -> None:
 def _same_training(case: Case, change: Callable[[Network], object], what: str) -> None:
     plain, changed = case.build(), case.build()
     change(changed)
-    for task in tasks(case.network):
+    for task in tasks(case.network, settings=1):
         batches = task.batches(texts())
         loss = backward(plain, task.objective, batches)
         close(backward(changed, task.objective, batches), loss, EXACT, f"{task}: loss {what}")
