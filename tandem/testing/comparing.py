@@ -51,7 +51,7 @@ def backward(network: Network, objective: Any, batches: list[Batch]) -> Tensor:
         left_out, uncounted = network.terms.keys() - sums.keys(), sums.keys() - counts.keys()
         assert not left_out, f"the loss leaves out the network's {sorted(left_out)}: end it with network.add_extra"
         assert not uncounted, f"the loss records {sorted(uncounted)}, which `count` does not count"
-        kept = [name for name, total in sums.items() if total.requires_grad]
+        kept = [name for name, value in sums.items() if value.requires_grad]
         assert not kept, f"the loss records {kept} with a gradient: detach them"
         loss.backward()
         total = total + loss.detach()
