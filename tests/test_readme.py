@@ -54,7 +54,7 @@ def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
         if words[0] in ("plan", "train"):
             words = [*words[:2], *small, *words[2:]]
         if words[0] == "compare":
-            words += [*small, "budget=2 steps", "batch.rows=10", "network.depth=3", "together=null"]
+            words += [*small, "budget=2 steps", "batch.rows=10", "network.depth=3", "network.width=32", "together=null"]
             words += ["evaluation.points=1", "evaluation.documents=5"]
             monkeypatch.setenv("PYTHONPATH", hiding(not_in_the_demo(), tmp_path))
         done = tandem(*words)

@@ -162,11 +162,8 @@ class Gestalt(Network):
             "alternate": {**paper, "depth": 4, "thought_from": 3},
             "alternate_begins": {"seed": False, "depth": 4, "thought_from": None},
             "serial": {"blocks": "self_then_cross"},
-            "serial_begins": {"blocks": "self_then_cross", "seed": False, **paper},
             "parallel": {"blocks": "parallel"},
-            "parallel_begins": {"blocks": "parallel", "seed": False},
             "in_context": {"blocks": "self", **paper},
-            "in_context_begins": {"blocks": "self", "seed": False},
         }
         return {name: cls.Config(**{**shared, "dropout": NO_DROPOUT, **own}) for name, own in given.items()}
 

@@ -221,6 +221,7 @@ def compile_blocks(blocks: Iterable[Any], backend: str, dynamic: bool = False) -
     # As newer PyTorch does by default (2.13, not 2.11): a backward expects gradients with the strides of their tensors,
     # which those of attention have, and copies any others.
     torch._functorch.config.guess_tangent_strides_as_outputs = True
+    torch._dynamo.config.specialize_float = True  # they never change; as inputs, `dynamic` would trace everything twice
     for kind in {type(block) for block in blocks}:
         kernels = tuple(torch.compile(f, fullgraph=True, dynamic=dynamic, backend=backend) for f in kind.parts())
         for block in blocks:

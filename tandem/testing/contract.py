@@ -20,17 +20,7 @@ from tandem.corpus import Batch
 from tandem.export.weights import load_network, save_network
 from tandem.networks.network import Network
 from tandem.recipe import registered
-from tandem.testing.cases import (
-    CONTEXT,
-    EOS,
-    Case,
-    asked,
-    document,
-    log_probabilities,
-    refused,
-    tasks,
-    texts,
-)
+from tandem.testing.cases import CONTEXT, EOS, Case, asked, document, log_probabilities, refused, tasks, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.testing.costs import check_cache, check_flops, check_parameters  # noqa: F401 - checks, as those below
 from tandem.testing.elsewhere import elsewhere, forked
@@ -136,7 +126,8 @@ def check_device(case: Case) -> None:
 
 
 def _on_another_device(case: Case) -> None:
-    here, batch, what = case.build(), case.pack(texts()), "on another device"
+    rows = [[document(6, 1), document(4, 2)], [document(10, 3)]]
+    here, batch, what = case.build(), case.pack(rows), "on another device"
     with elsewhere() as device:
         there = case.build().to(device)
         scores = there.score(batch.to(device))
@@ -150,7 +141,7 @@ def _on_another_device(case: Case) -> None:
             sessions = tuple(session.fork(torch.tensor([1, 0])) for session in sessions)
             logits = [session.step(tokens.to(x.device)) for session, x in zip(sessions, logits, strict=True)]
         for task in tasks(case.network, settings=1):
-            batches = task.batches(texts())
+            batches = task.batches(rows)
             loss = backward(there, task.objective, [batch.to(device) for batch in batches])
             close(loss.cpu(), backward(here, task.objective, batches), EXACT, f"{task}: loss {what}")
             same_gradients(there, here, f"{task} {what}")
@@ -296,7 +287,7 @@ def check_degeneracy(case: Case) -> None:
 
 def check_accumulation(case: Case) -> None:
     """A step split into micro-batches, with unequal numbers of targets, is the same step."""
-    rows = [[document(27, 1)], [document(3, 2)] * 9, [document(n, n) for n in (12, 3, 8, 4)], [[EOS]] * 27]
+    rows = [[document(15, 1)], [document(3, 2)] * 5, [document(n, n) for n in (8, 3, 4)], [[EOS]] * 15]
     for task in tasks(case.network):  # the last row has no targets
         whole, parts = case.build(), case.build()
         loss = backward(whole, task.objective, task.batches(rows))

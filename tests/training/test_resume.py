@@ -30,7 +30,7 @@ from tandem.training.observers import CLOCK_KEYS
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 
-KILLS = int(os.environ.get("TANDEM_KILLS", "3"))
+KILLS = int(os.environ.get("TANDEM_KILLS", "2"))
 SIZE = ["network.depth=2", "network.width=16", "network.heads=2", "batch.rows=4", "batch.context=16"]
 SIZE += [
     "training.compile=false",
