@@ -33,7 +33,7 @@ from tandem.analysis.analysis import Analysis
 from tandem.corpus import IGNORE, Batch
 from tandem.networks.network import Network
 from tandem.objectives.next_token import NextToken
-from tandem.recipe import Settings, register
+from tandem.recipe import Settings, UserError, register
 from tandem.training.health import NotFinite
 from tandem.training.optimiser import AdamW
 from tandem.training.run import Run, keyed
@@ -181,6 +181,9 @@ class PointerChasing(Analysis):
     def measure(self, run: Run) -> dict[str, Any]:
         """Steps taken, columns solved and the accuracy by column."""
         c, task, network = self.config, Task(self.config), run.network
+        if network.suffixes_only:
+            told = "answers stand within a row, and this network writes after contexts"
+            raise UserError(f"analyse pointer_chasing: {told}")
         generator = torch.Generator().manual_seed(c.seed)
         fresh: Any = type(network)(network.config, task.vocabulary, task.length, generator)  # type: ignore[call-arg]
         fresh.to(run.device.value)

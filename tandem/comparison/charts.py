@@ -17,6 +17,8 @@ from tandem.training.display import scaled
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 40
+LOOKS = 16
+"""Of arms: eight colours, then these again, dashed and hollow."""
 LETTER = 6.5
 """Width of a letter, on average."""
 
@@ -102,8 +104,9 @@ def histogram(values: np.ndarray, arm: int, x_label: str, bins: int = 40) -> str
         return ""
     counts, edges = np.histogram(finite.clip(-reach, reach), bins, (-reach, reach))
     height = 200
-    x_of, y_of = _axis(-reach, reach, 14, WIDTH - 14), _axis(0, float(counts.max()), height - BOTTOM, TOP)
-    parts = [_tick_x(x_of(tick), height - BOTTOM, _short(tick)) for tick in ticks(-reach, reach, 5)]
+    x_of, y_of = _axis(-reach, reach, LEFT, WIDTH - RIGHT), _axis(0, float(counts.max()), height - BOTTOM, TOP)
+    parts = [_grid_y(tick, y_of(tick)) for tick in ticks(0, float(counts.max()), 3) if tick and tick == round(tick)]
+    parts += [_tick_x(x_of(tick), height - BOTTOM, _short(tick)) for tick in ticks(-reach, reach, 5)]
     for count, start, end in zip(counts, edges, edges[1:], strict=False):
         side = f"better arm-{arm}" if end <= reach / bins else "worse"
         x, y = x_of(start), y_of(count)
@@ -112,8 +115,8 @@ def histogram(values: np.ndarray, arm: int, x_label: str, bins: int = 40) -> str
             f'height="{height - BOTTOM - y:.1f}"><title>{counted(int(count), "documents")}</title></rect>'
         )
     parts.append(f'<line class="zero" x1="{x_of(0):.1f}" x2="{x_of(0):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>')
-    parts.append(_text(WIDTH / 2, height - 4, x_label, "label"))
-    return _svg(height, parts, x_label)
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 4, x_label, "label"))
+    return _svg(height, parts, f"documents against {x_label}")
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:

@@ -353,8 +353,7 @@ def _value(value: Any) -> str:
 
 
 def _place(summary: Summary, arm: str) -> int:
-    """Which of the eight colours an arm has."""
-    return list(summary.study.arms).index(arm) % 8
+    return list(summary.study.arms).index(arm) % charts.LOOKS
 
 
 def _note(text: str) -> str:

@@ -334,7 +334,7 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     order = list(scaling.runs)
 
     def place(label: str) -> int:
-        return order.index(label.partition(",")[0]) % 8
+        return order.index(label.partition(",")[0]) % charts.LOOKS
 
     html = {title: html_table(rows, place) for title, rows in tables.items()}
     nats = "nats per token"

@@ -266,7 +266,7 @@ def test_a_network_withdraws_what_it_inherits_by_none(runs, monkeypatch):
     refused(tandem("analyse", "state_window", runs / "decoder", "window=4"), "for `restricted`, and decoder has none")
 
 
-def test_what_can_not_be_analysed_is_refused_by_name(runs):
+def test_what_can_not_be_analysed_is_refused_by_name(runs, tmp_path):
     @register("analysis", "asking")
     class Asking(Analysis):
         asks = "gates"
@@ -291,3 +291,12 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs):
     few = ["tokens=48", "targets=2", "documents=1"]
     refused(tandem("analyse", "gradient_roles", runs / "sps", *few), "no slot's own loss was drawn", "more targets")
     refused(tandem("analyse", "father_son", runs / "decoder", "between=[0, 0]"), "names a number twice; give each once")
+    refused(tandem("analyse", "mutual_information", runs / "decoder/model"), "inside the run", "the folder to give")
+    shutil.copytree(runs / "decoder/model", tmp_path / "model")
+    refused(tandem("analyse", "mutual_information", tmp_path / "model"), "a model, no run")
+
+
+def test_who_writes_after_contexts_alone_chases_no_pointers(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = tandem("analyse", "pointer_chasing", "encoder_decoder/tiny", *small_corpus)
+    refused(done, "answers stand within a row, and this network writes after contexts")

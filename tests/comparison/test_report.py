@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from tandem.comparison.charts import WIDTH, Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
-from tandem.comparison.report import _curves, _gaps, _losses
+from tandem.comparison.charts import LOOKS, WIDTH, Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
+from tandem.comparison.report import TEMPLATE, _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
 from tandem.comparison.summary import Spent, Summary, chance, fixed, mean_curve, signed, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
@@ -597,4 +597,13 @@ def test_documents_read_better_stand_left_of_zero():
         ("worse", 1),
     ]
     assert "<title>2 documents</title>" in svg and "<title>1 document</title>" in svg
+    counts = re.findall(r'text-anchor="end">([^<]*)<', svg)
+    assert counts == ["1", "2"]
     assert [float(x) for _, x, _ in bars] == sorted(float(x) for _, x, _ in bars)
+
+
+def test_no_two_looks_of_arms_are_alike():
+    page = TEMPLATE.read_text()
+    hollow = re.search(r"(\.arm-\d+(?:, \.arm-\d+)*) { --dashes: ", page)[1].split(", ")
+    looks = {(of, name in hollow) for name, of in re.findall(r"(\.arm-\d+) { --of: var\(--(arm-\d)\)", page)}
+    assert len(looks) == LOOKS == 2 * len(hollow)
