@@ -20,7 +20,8 @@ pytest.importorskip("transformers")
 
 TEXTS = ["the cat sat on the mat naïve", "東京", "on the cat <|endoftext|> x"]
 IMPORTED = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
-TINY = [case for case in cases() if case.config in [*case.network.tiny().values()][:2]]  # its code is by class
+FIRST = {case.network: case for case in reversed(cases())}.values()  # its code is by class
+TINY = [case for case in cases() if case in FIRST or case.name == "decoder-gpt2"]  # with learned positions
 CASES = [case.name for case in TINY] + IMPORTED
 FLOAT = 1e-4
 
