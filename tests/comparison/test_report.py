@@ -597,8 +597,8 @@ def test_documents_read_better_stand_left_of_zero():
         ("worse", 1),
     ]
     assert "<title>2 documents</title>" in svg and "<title>1 document</title>" in svg
-    counts = re.findall(r'text-anchor="end">([^<]*)<', svg)
-    assert counts == ["1", "2"]
+    counts = [re.findall(r'text-anchor="end">([^<]*)<', of) for of in (svg, histogram(np.array([-1.0, 1.0]), 1, "", 4))]
+    assert counts == [["1", "2"], ["1"]]
     assert [float(x) for _, x, _ in bars] == sorted(float(x) for _, x, _ in bars)
 
 
