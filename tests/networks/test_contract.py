@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
 from tandem.testing.cases import cases
 from tandem.testing.contract import CHECKS, check_compiled
 from tandem.training.device import Training, choose_compile
 
 COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None, seconds=1e9)
-
-
 FIRST = {case.network: case for case in reversed(cases())}.values()
 
 
@@ -17,7 +16,10 @@ FIRST = {case.network: case for case in reversed(cases())}.values()
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_network(case, check):
     if check == "compiled" and case in FIRST:
+        clear_compilation_metrics()
         check_compiled(case, backend="aot_eager")  # its backward, too
+        graphs = get_compilation_metrics()
+        assert graphs and not any(graph.restart_reasons for graph in graphs), "traced twice"
     else:
         CHECKS[check](case)
 
