@@ -7,6 +7,7 @@ traceback.
 """
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -25,7 +26,7 @@ import tandem
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
+gc.set_threshold(*gc.get_threshold()[:2], 1000)  # imports make a million objects that stay: rarely look at all again
 
 CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room on the disk")
 CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one that this user may read and write")
