@@ -227,7 +227,7 @@ Function = TypeVar("Function", bound=Callable)
 
 def _outside_graphs(function: Function) -> Function:
     # Bounds are host integers of one batch: a graph that held them would be recompiled for every batch.
-    # torch.compiler.disable says the same, but loads the compiler at once: a second for every command.
+    # torch.compiler.disable says the same, but imports the compiler at once, for commands that never attend, too.
     return torch._disable_dynamo(function)  # pyright: ignore[reportReturnType]
 
 

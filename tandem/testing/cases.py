@@ -73,6 +73,11 @@ def cases() -> list[Case]:
     ]
 
 
+def first_cases() -> list[Case]:
+    """Every registered network at the first of its tiny settings."""
+    return [*{case.network: case for case in reversed(cases())}.values()]
+
+
 class _Half(nn.Module):
     def forward(self, h: Tensor, e: Tensor, first: Tensor, last_mlp: nn.Module) -> Tensor:
         return (h.masked_fill(first, 0) + e) / 2

@@ -14,14 +14,14 @@ from tandem.export.weights import export, load_exported
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
-from tandem.testing.cases import cases
+from tandem.testing.cases import cases, first_cases
 
 pytest.importorskip("transformers")
 
 TEXTS = ["the cat sat on the mat naïve", "東京", "on the cat <|endoftext|> x"]
 IMPORTED = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
-FIRST = {case.network: case for case in reversed(cases())}.values()  # its code is by class
-TINY = [case for case in cases() if case in FIRST or case.name == "decoder-gpt2"]  # with learned positions
+LEARNED = [case for case in cases() if case.name == "decoder-gpt2"]  # with learned positions
+TINY = first_cases() + LEARNED  # exported code is by class
 CASES = [case.name for case in TINY] + IMPORTED
 FLOAT = 1e-4
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
-from tandem.testing.cases import cases
+from tandem.testing.cases import cases, first_cases
 from tandem.testing.contract import CHECKS, check_compiled
 from tandem.training.device import Training, choose_compile
 
 COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None, seconds=1e9)
-FIRST = {case.network: case for case in reversed(cases())}.values()
+FIRST = first_cases()
 
 
 @pytest.mark.parametrize("check", CHECKS)
