@@ -107,7 +107,7 @@ class Superposition(NextToken):
         if bag == 1:
             return
         rows, positions = cls._shape(config, batch.rows, batch.context)
-        if config.bag_step == "less_work" and batch.rows % bag:
+        if (config.bag_step, config.grow) == ("less_work", "length") and batch.rows % bag:
             yield "batch.rows", f"bags of {bag} with bag_step: less_work need a multiple of {bag}"
         elif rows % batch.micro_batches:
             yield "batch.micro_batches", f"must divide the {rows} rows of a step in bags of {bag}"

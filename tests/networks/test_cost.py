@@ -53,13 +53,15 @@ def test_parameters_of_the_baselines_of_sps(scale, parameters):
 
 
 @pytest.mark.parametrize(
-    ("depth", "width", "heads", "inner", "parameters"),
-    [(30, 576, 9, 1536, 267_225_408), (32, 960, 15, 2560, 600_208_320), (36, 2048, 16, 11_008, 3_564_259_328)],
+    ("name", "width", "parameters"),
+    [("270m", 576, 267_225_408), ("600m", 960, 600_208_320), ("3b", 2048, 3_564_259_328)],
 )
-def test_parameters_of_the_models_of_superposition(depth, width, heads, inner, parameters):
+def test_parameters_of_the_models_of_superposition(name, width, parameters):
     """Untied, with the tokenizer of Llama 3; beside it our tables hold rows to spare."""
-    V = 128_256
-    cost = on_meta(V, depth=depth, width=width, heads=heads, mlp_width=inner, tied=False).cost()
+    recipe = load(f"superposition/{name}")
+    V = recipe.corpus.vocabulary
+    with torch.device("meta"):
+        cost = Decoder(recipe.network, V, 2048).cost()
     spare = 64  # two ids for sentence boundaries, rounded up to a multiple of 64
     assert cost.total_parameters == parameters + 2 * spare * width
     assert cost.parameters["embedding"] == cost.parameters["head"] == (V + spare) * width

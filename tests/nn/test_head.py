@@ -14,7 +14,6 @@ from tandem.nn.head import nll_sums, token_nll
 
 F64 = torch.float64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # of the kernel; on a CPU in Triton's interpreter
-Z = torch.tensor([[2.0, 1.0, 0.0, 0.0]], dtype=F64)
 
 
 def nll_dense(hidden, weight, targets):
@@ -247,42 +246,6 @@ def test_token_nll_answers_for_one_token_after_another():
     for i in range(0, 37, 5):
         (grad,) = torch.autograd.grad(nll[i], hidden, retain_graph=True)
         assert (grad.any(1).nonzero().flatten().tolist() == [i]) == (targets[i, 0] != IGNORE)
-
-
-@pytest.mark.parametrize(
-    ("bag", "weights", "loss"),
-    [
-        ((0, 1), (1, 1), 0.993812),
-        ((0, 1), (1, 1 / 2), 0.827145),
-        ((0, 1), (math.exp(-1), math.exp(-2)), 0.762753),
-        ((0, 1), (1, 0), 0.493812),
-        ((0, 0), (1, 1), 0.493812),
-    ],
-)
-def test_bags_by_hand(bag, weights, loss):
-    """Superposition's weightings of a bag for the logits (2, 1, 0, 0)."""
-    weights = torch.tensor(weights, dtype=F64)
-    got, _ = nll_sums(Z, torch.eye(4, dtype=F64), torch.tensor([bag]), coefficients=weights / weights.sum())
-    assert got.item() == pytest.approx(loss, abs=1e-6)
-
-
-def test_gradient_of_a_bag_by_hand():
-    z = Z.clone().requires_grad_()
-    halves = torch.tensor([0.5, 0.5], dtype=F64)
-    nll_sums(z, torch.eye(4, dtype=F64), torch.tensor([[0, 1]]), coefficients=halves)[0].backward()
-    assert z.grad is not None
-    assert z.grad[0].tolist() == pytest.approx([0.110296, -0.275485, 0.082595, 0.082595], abs=1e-6)
-
-
-def test_reductions_of_bags_by_hand():
-    """Two rows, the last with one target: mean of slot means, and mean of tokens, from one pair of sums."""
-    z = torch.cat([Z, torch.tensor([[0.0, 0.0, 1.0, 3.0]], dtype=F64)])
-    targets = torch.tensor([[0, 1], [3, IGNORE]])
-    by_slot = torch.tensor([1 / (2 * 2), 1 / (1 * 2)], dtype=F64)
-    loss, sums = nll_sums(z, torch.eye(4, dtype=F64), targets, coefficients=by_slot)
-    assert sums.tolist() == pytest.approx([0.704809, 1.493812], abs=1e-6)
-    assert loss.item() == pytest.approx(0.923108, abs=1e-6)
-    assert sums.sum().item() / 3 == pytest.approx(0.732874, abs=1e-6)
 
 
 def peak_bytes(step, path):

@@ -9,6 +9,7 @@ from tandem.corpus import IGNORE, PackedRows
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phases, whole_steps
 from tandem.objectives.superposition import Superposition
+from tandem.recipe import load
 from tandem.testing.cases import AsWritten, document
 
 
@@ -50,6 +51,25 @@ def test_tokens_of_the_runs_of_the_paper(rows, steps, until, bag, bags, total):
     view = phases(rows, 2048, steps, bag=bag, until=until)
     assert (view.tokens(until), view.tokens(steps)) == (bags, total)
     assert view.positions(steps) == steps * rows * 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "steps", "switch", "tokens", "positions"),
+    [
+        ("270m", 2e-3, 20_000, 6_000, 104_857_600_000, 41_943_040_000),
+        ("600m", 1e-3, 20_000, 6_000, 104_857_600_000, 41_943_040_000),
+        ("3b", 2e-4, 20_000, 6_000, 104_857_600_000, 41_943_040_000),
+        ("patchtrain", 3e-4, 135_000, 90_000, 283_115_520_000, 141_557_760_000),
+    ],
+)
+def test_recipes_are_the_published_runs(name, lr, steps, switch, tokens, positions):
+    recipe = load(f"superposition/{name}")
+    view = phases(recipe.batch.rows, recipe.batch.context, steps, **recipe.objective.model_dump())
+    assert (str(recipe.budget), recipe.optimiser.lr, recipe.schedule.warmup) == (f"{steps} steps", lr, 2_000)
+    assert (view.tokens(steps), view.positions(steps)) == (tokens, positions)
+    assert [phase.first for phase in view.phases] == [0, switch]
+    patches = name == "patchtrain"  # each phase has a schedule of its own, and the last patch no target
+    assert view.at(switch).restarts == patches and recipe.objective.tail == ("drop" if patches else "one")
 
 
 def test_less_work_reads_as_much_text_with_fewer_rows():

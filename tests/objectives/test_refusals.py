@@ -36,6 +36,10 @@ def test_settings_that_contradict_each_other_are_refused(overrides, reason):
     assert reason in refused(*overrides)
 
 
+def test_rows_that_are_only_cut_shorter_need_no_multiple():
+    assert load("superposition/tiny", ["objective.bag_step=less_work", "objective.grow=rows", "batch.rows=6"])
+
+
 def test_a_network_that_reads_more_than_tokens_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(Decoder, "tokens_only", "reads sentences, which bags would straddle")
     assert "network decoder reads sentences, which bags would straddle" in refused("bag=4")
