@@ -259,7 +259,7 @@ def passes(record: Callable[[dict], None], options: Any) -> None:
             arms[what] = stepper(network, rows_of(vocabulary, rows, T))
             memory[what] = _peak(arms[what])
         times = time_arms(arms, options.rounds, calls=IN_A_ROW)
-        record({"depth": shape["depth"], "rows": rows, "T": T, "bytes": memory, "arms": times})
+        record(shape | {"rows": rows, "T": T, "bytes": memory, "arms": times})
 
 
 def _peak(run: Callable[[], Any]) -> int | None:

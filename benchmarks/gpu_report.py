@@ -5,7 +5,7 @@ python benchmarks/gpu_report.py FOLDER
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
     wide, six = "context_ready, 1 wide block", "decoder, 6 blocks"
     by_sdpa = decode("decoder", 16, f"{eager} by SDPA")
     decoding = "decoding, M shape, batch 16, graphs: {} over decoder"
+    bags = next(iter(of.get("bags", [])), {"arms": {}, "bytes": {}})
     rows = [
         *((causal.format(D), ">=", 0.80, over(least(sdpa[D]), at("causal", "none", D))) for D in (64, 128)),
         ("documents of 1,000 tokens over none", "<=", 0.40, over(at("causal", "1000"), one)),
@@ -146,11 +147,25 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
         ("decoding, batch 1, eager: wide over six", ">=", 2.6, over(decode(wide, 1, eager), decode(six, 1, eager))),
         ("... as CUDA graphs", "", None, over(decode(wide, 1, graph), decode(six, 1, graph))),
         ("... as bytes of weights predict", "", None, over(decode(six, 1, weights), decode(wide, 1, weights))),
+        ("a step in bags of 8 over one of next tokens", "<=", 1.03, over(ms(bags, "bags"), ms(bags, "next token"))),
+        ("... its peak memory", "<=", 1.02, over(*(bags["bytes"].get(arm) for arm in ("bags", "next token")))),
+        *(row for x in of.get("passes", []) for row in _recomputed(x)),
     ]
     return [
         [what, f"{sign} {asked}" if asked else None, _shown(found), _is_reached(sign, asked, found)]
         for what, sign, asked, found in rows
     ]
+
+
+def _recomputed(line: dict) -> Iterator[tuple]:
+    """Of K = 5 passes recomputed: time over passes kept, at most (4 K - 1) / 3 K and a twentieth; memory over that of
+    one pass and what each begins from, in bfloat16."""
+    K, memory = 5, line["bytes"]
+    states = K * line["rows"] * line["T"] * line.get("width", 0) * 2
+    one = memory["K 1"] + states if memory["K 1"] and states else None
+    what = f"5 passes over {line['depth']} blocks: recomputed over kept, time"
+    yield what, "<=", 1.33, over(ms(line, "K 5 recomputed"), ms(line, "K 5"))
+    yield "... memory over one pass and what five begin from", "<=", 1.0, over(memory["K 5 recomputed"], one)
 
 
 def least(found: Iterable[float | None]) -> float | None:
