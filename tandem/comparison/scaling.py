@@ -32,7 +32,7 @@ from tandem.recipe import UserError, require
 
 class Measured(NamedTuple):
     """A complete run, or the mean of several: non-embedding parameters, tokens of text, training FLOPs, held-out nats
-    per token; for readings.py also steps and seconds of training."""
+    per token; for readings.py also steps and seconds of training, for the record latent positions."""
 
     parameters: float
     tokens: float
@@ -40,6 +40,7 @@ class Measured(NamedTuple):
     nats: float
     steps: float = math.nan
     seconds: float = math.nan
+    positions: float = math.nan
 
 
 @dataclass(frozen=True)

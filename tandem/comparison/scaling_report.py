@@ -167,6 +167,7 @@ def _measured(result: Result) -> Measured:
         nats=result.paid_per_token,
         steps=result.steps,
         seconds=result.training_seconds,
+        positions=result.positions,
     )
 
 
@@ -286,8 +287,7 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     laws += [[arm, *map(_shown, _numbers(fit, level).values())] for arm, fit in scaling.laws.items()]
     lines = [["arm", "along", "at", "exponent"]]
     for (axis, value), by_arm in scaling.lines.items():
-        at = _at(axis, value)
-        lines += [[arm, axis, at, _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
+        lines += [[arm, axis, _at(axis, value), _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
     read = [["arm", "size", "budget", "at equal FLOPs", "at equal data", "steps", "FLOPs", "time"]]
     for found in scaling.readings():
         seeds = [*found.pop("by_seed").values()]

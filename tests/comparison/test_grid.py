@@ -132,7 +132,8 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9,
                             document_tokens=np.full(documents, tokens), end_nats=np.full(documents, arm in ends),
                             paid_per_token=nats + 0.2 * (arm in ends),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
-                            nats_per_token=nats, steps=int(D / 1e4), training_seconds=D / 1e5, text=text,
+                            nats_per_token=nats, steps=int(D / 1e4), positions=int(D / 2),
+                            training_seconds=D / 1e5, text=text,
                         )
                     )  # fmt: skip
             found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results, STUDIED))
@@ -143,6 +144,7 @@ def test_the_report_tells_laws_lines_and_what_a_method_saves(tmp_path):
     page, text = write_scaling(cells(), tmp_path)
     record = json.loads((tmp_path / "scaling.json").read_text())
     assert len(record["runs"]) == 36 and len(record["lines"]) == 12
+    assert all(run["positions"] == run["tokens"] / 2 for run in record["runs"])
     value, low, high = record["laws"]["base"]["E"]
     assert low < 1.7 < high and low < value < high
     assert len(record["multipliers"]["tokens"]) == len(record["multipliers"]["parameters"]) == 9
