@@ -6,14 +6,15 @@ them: for every key, the contiguous queries that read it. No list of blocks and 
     bounds   (2, R, S, G, T)   lo and hi of every query
     readers  (2, R, G, N)      of a source: key j is read by queries first .. end - 1
 
-`attend` and its backward are PyTorch operators (`torch.ops.tandem`), with output shapes for tracing, a derivative and
-a FLOP count. Results have the same bits in every run.
+`attend` and its backward are PyTorch operators (`OPERATORS`), with output shapes for tracing, a derivative and a FLOP
+count. Results have the same bits in every run.
 
 Cost: 4 D FLOPs forward and 14 D backward for every pair of a visited tile; FLOP counters are told only the needed
 pairs, and 10 D for the backward, as in the networks' own cost. Kept for the backward: inputs, output, log-sum-exp.
 Shapes: R planned rows (1 or B), B rows, S sources, G groups, T queries, N keys of a source, H heads, D head width.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,7 +134,11 @@ def refuse(q: Tensor) -> None:
 # ---- the operators --------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("tandem::attend", mutates_args=())
+NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)  # an exported model has operators of its own, beside these
+OPERATORS = getattr(torch.ops, NAMESPACE)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::attend", mutates_args=())
 def attend(
     q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, readers: list[Tensor], scale: float
 ) -> tuple[list[Tensor], Tensor]:
@@ -158,7 +163,7 @@ def _(q, k, v, bounds, readers, scale):
     return _empty_outputs(q, bounds)
 
 
-@torch.library.custom_op("tandem::attend_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::attend_backward", mutates_args=())
 def attend_backward(
     dy: list[Tensor],
     q: list[Tensor],
@@ -229,7 +234,7 @@ PROGRAMS = 264
 """Programs to aim for over all rows and key heads: two for every multiprocessor of an H100."""
 
 
-@torch.library.custom_op("tandem::decode", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::decode", mutates_args=())
 def decode(
     q: list[Tensor], k: list[Tensor], v: list[Tensor], bounds: Tensor, scale: float
 ) -> tuple[list[Tensor], Tensor]:
@@ -275,12 +280,12 @@ def _rows_of_key_head(q: Tensor, k: Tensor, groups: int) -> int:
 # ---- FLOPs ----------------------------------------------------------------------------------------------------------
 
 
-@register_flop_formula([torch.ops.tandem.attend, torch.ops.tandem.decode], get_raw=True)
+@register_flop_formula([OPERATORS.attend, OPERATORS.decode], get_raw=True)
 def _flops(q, k, v, bounds, *_, **__):
     return 4 * _channel_pairs(q, bounds)
 
 
-@register_flop_formula(torch.ops.tandem.attend_backward, get_raw=True)
+@register_flop_formula(OPERATORS.attend_backward, get_raw=True)
 def _backward_flops(dy, q, k, v, y, lse, bounds, *_, **__):
     return 10 * _channel_pairs(q, bounds)
 

@@ -1,5 +1,7 @@
 """The fused kernels against the definition: in Triton's interpreter on a CPU, compiled on CUDA."""
 
+import importlib.util
+
 import patterns
 import pytest
 import torch
@@ -181,7 +183,7 @@ def operands(T=24, documents=0.1):
     span = causal(starts_of(T, documents, 1))
     plan = plan_attention([span], [T], device=DEVICE, backend="triton")
     bounds, readers = plan.fused.bounds, plan.fused.readers
-    run = lambda q, k, v: torch.ops.tandem.attend([q], [k], [v], bounds, readers, 0.3)[0][0]
+    run = lambda q, k, v: fused.OPERATORS.attend([q], [k], [v], bounds, readers, 0.3)[0][0]
     return plan, case_of([span], [T], T)[2], run
 
 
@@ -197,7 +199,7 @@ def test_compiled_whole_and_recomputed_it_gives_the_same_gradients():
 def test_gradients_need_the_readers_of_every_source():
     plan, (q, k, v), _ = operands()
     with pytest.raises(ValueError, match="0 readers for 1 sources"):
-        torch.ops.tandem.attend([q], [k], [v], plan.fused.bounds, [], 0.3)[0][0].sum().backward()
+        fused.OPERATORS.attend([q], [k], [v], plan.fused.bounds, [], 0.3)[0][0].sum().backward()
 
 
 def test_offsets_beyond_32_bits_are_refused():
@@ -210,14 +212,22 @@ def test_operators_are_known_before_their_first_use_as_flop_counters_need_them()
     assert attention.attention_triton is fused
 
 
+def test_a_copy_has_operators_of_its_own():
+    """As exported models have. Of one name, those of the copy that was loaded last would run for all."""
+    spec = importlib.util.spec_from_file_location("exported.attention_triton", fused.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    assert copy.OPERATORS.decode is not fused.OPERATORS.decode
+
+
 def test_flops_are_those_of_the_needed_pairs():
     plan, leaves, run = operands()
     with FlopCounterMode(display=False) as counter:
         run(*leaves).sum().backward()
     counts = counter.get_flop_counts()["Global"]
     pairs = int((plan.hi - plan.lo).sum())
-    assert counts[torch.ops.tandem.attend] == 4 * 2 * 8 * pairs
-    assert counts[torch.ops.tandem.attend_backward] == 10 * 2 * 8 * pairs
+    assert counts[fused.OPERATORS.attend] == 4 * 2 * 8 * pairs
+    assert counts[fused.OPERATORS.attend_backward] == 10 * 2 * 8 * pairs
 
 
 def test_gradients_have_the_same_bits_in_every_run():
