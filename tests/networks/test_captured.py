@@ -17,8 +17,10 @@ SMALL = {"width": 32, "heads": 2}
 NETWORKS = {
     "decoder": (Decoder, {"depth": 1, "key_heads": 1}),
     "windowed": (Decoder, {"depth": 1, "window": 3}),
-    "sps": (SPS, {"depth": 1, "window": 2}),
-    "reverse_sps": (SPS, {"depth": 1, "window": 2, "persistent": "predictions", "read": "inputs"}),
+    "sps": (SPS, {"depth": 2, "window": 2}),
+    "side_read": (SPS, {"depth": 2, "window": 0}),
+    "two_x_memory": (SPS, {"depth": 2, "window": None}),
+    "reverse_sps": (SPS, {"depth": 2, "window": 2, "persistent": "predictions", "read": "inputs"}),
     "context_ready": (ContextReady, {"depth": 1, "passes_min": None}),
     "double_decoder": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1}),
     "with_a_sink": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1, "sink": True}),
