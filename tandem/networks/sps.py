@@ -88,11 +88,12 @@ class SPS(Decoder):
             """The stream that persists is read from the start of the document."""
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
-        super().__init__(config, vocabulary, context)
+        super().__init__(config, vocabulary, context, generator)
+        self.state_window: int | None = None
         own = len(config.streams) > 1 and not config.predict_in_vocabulary
         self.predict = Embedding(1, config.width) if own else None
-        self.state_window: int | None = None
-        initialise(self, config.init, config.depth, generator)
+        if self.predict is not None:
+            initialise(self.predict, config.init, config.depth, generator)
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
