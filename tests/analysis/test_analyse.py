@@ -17,6 +17,7 @@ from typed import tandem
 
 from tandem.analysis.analysis import Analysis, chosen_documents, first_tokens, smoothed
 from tandem.analysis.gradient_roles import GradientRoles, squared_norms
+from tandem.analysis.state_window import StateWindow, _smoothing
 from tandem.comparison.trained import analyse, open_trained
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.networks.decoder import Decoder
@@ -56,7 +57,7 @@ def test_the_state_window_is_the_loss_of_a_cut_state(runs, network):
         "delta_standard_error": delta.std(0) / 5**0.5,
         "nats_per_token": nll.mean(),
         "nats_per_token_cut": cut.mean(),
-        "last_delta": torch.tensor(smoothed(delta.mean(0)[5:].numpy(), 5)[-1]),
+        "last_delta": torch.tensor(np.polyval(np.polyfit(range(5), delta.mean(0)[-5:].numpy(), 2), 4)),
     }
     for key, value in expected.items():
         torch.testing.assert_close(torch.tensor(record[key]), value, rtol=0, atol=1e-5, check_dtype=False, msg=key)
@@ -133,6 +134,19 @@ def test_where_the_context_is_long_as_many_tokens_are_read_as_in_the_paper(runs,
     given: Any = SimpleNamespace(network=run.network, corpus=run.corpus, recipe=longer)
     with pytest.raises(UserError, match=f"no document has the {shortest} tokens"):
         cls(cls.Config()).measure(given)
+
+
+def test_documents_and_smoothing_are_those_of_the_paper():
+    assert StateWindow.Config() == StateWindow.Config(window=64, documents=8000)
+    assert GradientRoles.Config() == GradientRoles.Config(documents=1000, targets=64)
+    assert _smoothing(2048) == 201
+    x = np.arange(30.0)
+    assert smoothed(x**2, 7) == pytest.approx(x**2) and smoothed(x**3, 7) != pytest.approx(x**3)
+    mean, axes = [1.0] * 255 + [10.0] + [1.0] * 256, Figure().subplots()
+    curve = {"mean": mean, "mean_interval": [None] * 512}
+    record = {"streams": {"tokens": curve}, "horizon": 512, "documents": 1}
+    GradientRoles(GradientRoles.Config()).draw(record, axes)
+    assert (np.abs(np.log(axes.lines[0].get_ydata())) > 1e-9).sum() == 21  # so far one value is felt
 
 
 def test_one_document_has_no_error_and_no_band(runs):
