@@ -124,6 +124,7 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
     graph, eager, weights = "graph tokens/s", "eager tokens/s", "weight bytes"
     wide, six = "context_ready, 1 wide block", "decoder, 6 blocks"
     by_sdpa = decode("decoder", 16, f"{eager} by SDPA")
+    prompt = [decode(name, 16, "prefill seconds") for name in ("sps", "decoder")]
     decoding = "decoding, M shape, batch 16, graphs: {} over decoder"
     bags = next(iter(of.get("bags", [])), {"arms": {}, "bytes": {}})
     rows = [
@@ -143,6 +144,7 @@ def goals(of: dict[str, Lines]) -> list[list[Any]]:
             (decoding.format(name), ">=", asked, over(decode(name, 16, graph), decode("decoder", 16, graph)))
             for name, asked in (("sps", 0.95), ("double_decoder", 2.2))
         ),
+        ("... the prompt before: time of sps over decoder", "", None, over(*prompt)),
         ("... eager: the decoder by its kernel over SDPA", "", None, over(decode("decoder", 16, eager), by_sdpa)),
         ("decoding, batch 1, eager: wide over six", ">=", 2.6, over(decode(wide, 1, eager), decode(six, 1, eager))),
         ("... as CUDA graphs", "", None, over(decode(wide, 1, graph), decode(six, 1, graph))),
