@@ -143,7 +143,7 @@ class DoubleDecoder(Network):
         hidden = self.generated(x, latents, starts, self.partition(batch, starts))
         extra = self.extra(batch)
         if self.config.context_loss:
-            extra["context_nll"] = self.nll(latents * self.config.width_ratio**-0.5, next_of(batch.targets))[0]
+            extra["context_nll"] = self.nll(latents * self.config.width_ratio**-0.5, next_of(batch))[0]
         return hidden, extra
 
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class DoubleDecoder(Network):
         return super().terms | own
 
     def count(self, batch: Batch) -> dict[str, int]:
-        own = {"context_nll": int((next_of(batch.targets) != IGNORE).sum())} if self.config.context_loss else {}
+        own = {"context_nll": int((next_of(batch) != IGNORE).sum())} if self.config.context_loss else {}
         return super().count(batch) | own
 
     def rotation(self, first: int | Tensor, length: int, like: Tensor) -> Rotation:
@@ -314,9 +314,15 @@ class Mixing(nn.Module):
 # ---- readers --------------------------------------------------------------------------------------------------------
 
 
-def next_of(targets: Tensor) -> Tensor:
-    """(B, T), the token that follows each position; where bags (B, T, S) follow, the first of each."""
-    return targets if targets.ndim == 2 else targets[..., 0]
+def next_of(batch: Batch) -> Tensor:
+    """(B, T), the token that follows each position in its document, asked for or not; of bags the first slot."""
+    targets = batch.targets if batch.targets.ndim == 2 else batch.targets[..., 0]
+    if batch.blocks is None:
+        return targets
+    # Prefix LM asks for nothing before its break points, where all latents lie that are read
+    goes_on = batch.starts[:, 1:] != torch.arange(1, targets.shape[1])
+    follows = batch.tokens[:, 1:].where(goes_on.to(targets.device), IGNORE)
+    return targets.where(targets != IGNORE, F.pad(follows, (0, 1), value=IGNORE))
 
 
 def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]:

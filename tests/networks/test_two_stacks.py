@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.corpus import Batch, prompt_blocks
+from tandem.corpus import Batch, PrefixRows, prompt_blocks
 from tandem.corpus.partition import PartitionConfig
 from tandem.networks.double_decoder import BlockReader, DoubleDecoder, Mixing
 from tandem.networks.double_decoder_session import APART, CachedStack
@@ -15,7 +15,7 @@ from tandem.nn.attention import Source, attend
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal, readable
 from tandem.objectives.next_token import NextToken
-from tandem.testing.cases import VOCABULARY, Case, document, pack, texts
+from tandem.testing.cases import VOCABULARY, Case, document, pack, packed, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.training.optimiser import AdamW
 
@@ -467,6 +467,17 @@ def test_a_context_loss_of_its_own_is_added_and_counts_what_is_asked():
     loss.backward()
     expected.backward()
     same_gradients(network, plain, "context loss")
+
+
+def test_a_context_loss_of_prefix_lm_asks_for_whole_documents():
+    """Those latents have it that are read, which come before the break point."""
+    network = build(context_loss=0.25)
+    rows = packed([[document(20, 1), document(12, 2)], [document(32, 3)]])
+    whole, suffixes = rows.batch(0), PrefixRows(rows).batch(0)
+    assert (whole.targets[suffixes.targets < 0] >= 0).sum() > 5
+    assert network.count(suffixes) == network.count(whole)
+    expected, found = (network(network.embed(b.tokens), b)[1]["context_nll"] for b in (whole, suffixes))
+    close(found, expected, EXACT, "sum of the context's own loss")
 
 
 def test_a_context_loss_under_width_transfer_has_logits_as_small_as_the_others():
