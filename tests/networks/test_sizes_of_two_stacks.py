@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tandem.comparison.grid import rows_by_rule
 from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.recipe import load
@@ -102,23 +103,12 @@ def test_small_sizes_have_the_decoders_parameters():
 
 @pytest.mark.parametrize("recipe", SIZES)
 def test_rows_of_a_billion_tokens_follow_the_authors_rule(recipe):
-    """96 (N / 5e6)^0.4 rounded up to 32, at least 500 steps; N are the blocks' matrices."""
-    given = load(f"double_decoder/{recipe}")
+    """N are the blocks' matrices. Micro-batches divide the rows of other budgets, too: multiples of 32 in a grid."""
     C, L_c, L_g = SIZES[recipe][:3]
-    assert given.batch.rows == batch_rule(12 * C**2 * (L_c + L_g), 1e9)
-
-
-def batch_rule(parameters, tokens):
-    up = -(-96 * (parameters / 5e6) ** 0.4 // 32) * 32
-    return int(max(32, min(max(32, min(up, 1024)), tokens / (500 * 2048) // 32 * 32)))
-
-
-def test_the_batch_rule_gives_the_papers_table():
-    table = {192: (32, 96, 128, 128, 128), 256: (32, 96, 160, 160, 160), 448: (32, 96, 224, 224, 224),
-             576: (32, 96, 224, 256, 256), 832: (32, 96, 224, 320, 320)}  # fmt: skip
-    for C, L_c, L_g, *_ in SIZES.values():
-        N = 12 * C**2 * (L_c + L_g)
-        assert tuple(batch_rule(N, tokens) for tokens in (62.5e6, 125e6, 250e6, 500e6, 1e9)) == table[C]
+    for family in ("decoder", "double_decoder", "encoder_decoder"):
+        batch = load(f"{family}/{recipe}").batch
+        assert batch.rows == rows_by_rule(12 * C**2 * (L_c + L_g), 1e9)
+        assert 32 % batch.micro_batches == 0
 
 
 HOW = {  # all three networks of the paper
