@@ -143,6 +143,17 @@ def test_the_papers_recipes_are_the_authors_settings(name):
     assert values["objective"] == (CUT if family == "encoder_decoder" else {"name": "next_token"})
 
 
+@pytest.mark.parametrize("first", PUBLISHED[:3])
+def test_the_papers_prefix_lm_goes_on_from_the_tuning_size(first):
+    before, after = load(first), load(f"{first.partition('/')[0]}/paper_prefix_lm")
+    apart = {key for key, value in before.values["network"].items() if after.values["network"][key] != value}
+    assert apart == ({"start", "decoder_positions"} if first.startswith("encoder") else set())
+    assert apart <= set(before.choice("network").free)
+    assert (before.batch, before.schedule, before.corpus) == (after.batch, after.schedule, after.corpus)
+    assert (after.optimiser.lr, after.optimiser.weight_decay) == (2e-4, 0.1) and after.batch.rows == 32
+    assert 10 * after.budget.amount == before.budget.amount and after.evaluation.prefix and after.objective.shared
+
+
 def test_residual_outputs_are_scaled_by_the_depth_of_their_own_stack():
     settings = {"width": 64, "heads": 2, "mlp_width": 128, "init": "per_matrix_scaled"}
     config = DoubleDecoder.Config(**settings, context_layers=6, generation_layers=2)
