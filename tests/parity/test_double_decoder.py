@@ -23,6 +23,8 @@ from tandem.nn.rope import Rotation
 from tandem.nn.spans import causal, prefix
 
 LOGITS, LOSS, GRADIENT, SPLIT, DEVIATION = 5e-5, 1e-5, 1e-5, 1e-4, 0.03
+BLOCK = {"out_proj": "output", "norm1": "attention_norm", "norm2": "mlp_norm", "0": "mlp.up", "2": "mlp.down"}
+"""Parts of a block, theirs and ours."""
 
 
 def load(name):
@@ -98,8 +100,7 @@ def ours(theirs, config, names, of_gradients=False):
             elif "mix_temp" in rest:
                 found[block + "mixing.temperature"] = value.flatten()
             elif "kv_proj" not in rest:
-                kinds = {"out_proj": "output", "norm1": "attention_norm", "norm2": "mlp_norm", "0": "mlp.up"}
-                found[block + {**kinds, "2": "mlp.down"}[rest.split(".")[-2]] + ".weight"] = value
+                found[block + BLOCK[rest.split(".")[-2]] + ".weight"] = value
     return found
 
 

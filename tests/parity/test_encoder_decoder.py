@@ -3,61 +3,62 @@
 Every size, id and option comes from the files. Tolerances: float32 on another implementation of every product.
 """
 
-import golden
 import numpy as np
 import pytest
+import test_double_decoder
 import torch
 from golden import close
+from test_double_decoder import BLOCK, GRADIENT, LOGITS, LOSS, batch_of, factors, load, settings, with_weights
 
 from tandem.corpus.corruption import Corruption, corrupt, in_one_row
 from tandem.corpus.prefixes import break_points
 from tandem.corpus.views import IGNORE, Batch
-from tandem.networks.decoder import Decoder
 from tandem.networks.encoder_decoder import EncoderDecoder
 from tandem.nn.init import Embedding, roles
 
-LOGITS, LOSS, GRADIENT = 5e-5, 1e-5, 1e-5
-MACHINE = torch.finfo(torch.float32).eps
-SELF = {"self_attn.qkv": "qkv", "self_attn.out_proj": "output", "norm1": "attention_norm", "mlp.0": "mlp.up",
-        "mlp.2": "mlp.down"}  # fmt: skip
 CROSS = {"cross_attn.q_proj": "cross_q", "cross_attn.kv_proj": "cross_kv", "cross_attn.out_proj": "cross_output",
          "norm2": "cross_norm", "norm3": "mlp_norm"}  # fmt: skip
 
 
-def load(name):
-    return golden.load("double_decoder", "dd_pretrain.pt", f"{name}.pt")
-
-
-def settings(cfg, **own):
-    shared = {"width": cfg["dim"], "heads": cfg["num_heads"], "mlp": "gelu_tanh", "norm_eps": MACHINE, "init": "xavier"}
-    return {**shared, **own}
-
-
-def ours(theirs, encoder_layers=0):
-    """Weights, or gradients, by our names; the head is the table."""
+def named(theirs, encoder_layers):
+    """By our names; the head is the table."""
     found = {"table.weight": theirs["embedding.weight"]}
-    finals = {"encoder_norm": "latents_norm", "output_norm": "norm"}
-    found |= {
-        f"{finals[n]}.{p}": theirs[f"{n}.{p}"] for n in finals for p in ("weight", "bias") if f"{n}.{p}" in theirs
-    }
     for name, value in theirs.items():
         stack, _, rest = name.partition(".")
-        if stack not in ("layers", "encoder_layers", "decoder_layers"):
-            continue
-        layer, _, rest = rest.partition(".")
-        names = SELF | (CROSS if stack == "decoder_layers" else {"norm2": "mlp_norm"})
-        number = int(layer) + (encoder_layers if stack == "decoder_layers" else 0)
-        found[f"stack.{number}.{names[rest.removesuffix('.weight')]}.weight"] = value
+        layer, _, part = rest.removesuffix(".weight").partition(".")
+        if stack in ("encoder_norm", "output_norm"):
+            found[f"{'latents_norm' if stack == 'encoder_norm' else 'norm'}.{rest}"] = value
+        elif stack == "encoder_layers":
+            found[f"stack.{layer}.{own(part)}.weight"] = value
+        elif stack == "decoder_layers":
+            found[f"stack.{int(layer) + encoder_layers}.{CROSS.get(part) or own(part)}.weight"] = value
     return found
 
 
-def encoder_decoder(file, **own):
+def own(part):
+    part = part.split(".")[-1]
+    return BLOCK.get(part, part)
+
+
+def ours(theirs, config, of_gradients=False):
+    """Weights, or gradients, by our names, with the factors that are theirs."""
+    logits, queries = (1 / f if of_gradients else f for f in factors(config))
+    found = {name: value.clone() for name, value in named(theirs, config["num_encoder_layers"]).items()}
+    for name, value in found.items():
+        if name.startswith("norm."):
+            value *= logits
+        elif name.endswith(("qkv.weight", "cross_q.weight")):
+            value[: config["dim"]] *= queries
+    return found
+
+
+def encoder_decoder(file, **more):
     cfg = file["config"]
     layers = {"encoder_layers": cfg["num_encoder_layers"], "decoder_layers": cfg["num_decoder_layers"]}
-    given = settings(cfg, sentinels=0, final_norm="layer", **layers, **own)
+    given = settings(cfg) | {"sentinels": 0, "final_norm": "layer"} | layers | more
     network = Theirs(EncoderDecoder.Config(**given), vocabulary=cfg["vocab_size"], context=cfg["seq_len"])
     network.table = Embedding(cfg["vocab_size"], cfg["dim"])  # no rows to spare
-    network.load_state_dict(ours(file["state_dict"], cfg["num_encoder_layers"]))
+    network.load_state_dict(ours(file["state_dict"], cfg))
     return network
 
 
@@ -76,8 +77,7 @@ def check(network, batch, file, logits, expected_logits):
     close(sums[0] / count, out["loss"], LOSS)
     close(network.score(batch).sum() / count, out["loss"], LOSS)
     (total / count).backward()
-    layers = file["config"].get("num_encoder_layers", 0)
-    theirs = ours(out["grads"], layers)
+    theirs = ours(out["grads"], file["config"], of_gradients=True)
     for name, value in network.named_parameters():
         close(value.grad, theirs[name], GRADIENT)
 
@@ -131,13 +131,9 @@ def test_encoder_decoder_on_prefixes():
 
 def test_decoder_on_prefixes():
     file = load("dec_prefixlm")
-    cfg, given = file["config"], file["batch"]
-    config = Decoder.Config(**settings(cfg, depth=cfg["num_layers"], final_norm="layer"))
-    network = Decoder(config, cfg["vocab_size"], cfg["seq_len"])
-    network.table = Embedding(cfg["vocab_size"], cfg["dim"])
-    network.load_state_dict(ours(file["state_dict"]))
-    batch = Batch(given["input_ids"], given["labels"], torch.zeros_like(given["labels"]))
-    check(network, batch, file, logits_of(network, batch), file["outputs"]["logits"])
+    network = with_weights(test_double_decoder.decoder(file["config"]), file["state_dict"], file["config"])
+    test_double_decoder.compare(network, batch_of(file["batch"]), file["outputs"], file["config"],
+                                {f"layers.{i}": block for i, block in enumerate(network.stack)})  # fmt: skip
 
 
 def test_break_points():
@@ -157,7 +153,7 @@ def test_initial_deviations(width):
     )  # fmt: skip
     vocabulary = stats["embedding.weight"][0][0] - 2
     network = EncoderDecoder(config, vocabulary, 64, torch.Generator().manual_seed(0))
-    theirs, role = ours(stats, config.encoder_layers), roles(network)
+    theirs, role = named(stats, config.encoder_layers), roles(network)
     for name, value in network.named_parameters():
         shape, deviation, _ = theirs[name]
         assert tuple(value.shape) == tuple(shape)
