@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tandem.analysis.analysis import Analysis, Sums, chosen_documents
 from tandem.corpus import IGNORE, Batch, scoring_rows
+from tandem.corpus.partition import BOUNDS
 from tandem.networks.network import Network
 from tandem.recipe import Settings, register
 from tandem.training.run import Run
@@ -24,10 +25,8 @@ from tandem.training.run import Run
 
 def under_partitions(network: Network, batch: Batch) -> dict[str, Tensor]:
     """Nats (B, T) by the name of the partition."""
-    every = torch.arange(batch.starts.shape[1]).expand_as(batch.starts)
-    batches = {"training": batch, "every_token": replace(batch, blocks=every)}
-    batches["single"] = replace(batch, blocks=batch.starts)
-    return {name: network.score(given) for name, given in batches.items()}
+    bounds = {name: replace(batch, blocks=blocks(batch.starts)) for name, blocks in BOUNDS.items()}
+    return {name: network.score(given) for name, given in ({"training": batch} | bounds).items()}
 
 
 @register("analysis", "partitions")

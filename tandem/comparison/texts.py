@@ -6,13 +6,15 @@
 Each is tokenized once with the run's tokenizer, into a separate store beside the run's corpus.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import DownloadColumn, TaskProgressColumn
+from torch import Tensor
 
 from tandem.corpus import Store, Tokenizer, prepare_texts
+from tandem.corpus.partition import BOUNDS
 from tandem.evaluation.likelihood import Likelihood, joined, likelihood, require_bytes
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, UserError, counted
@@ -77,6 +79,7 @@ def scored(
     split: str = "all",
     progress: Told = lambda done, total: None,
     whole: bool = True,
+    blocks: Callable[[Tensor], Tensor] | None = None,
 ) -> Likelihood:
     """Likelihood of a store under the run's network (evaluation/likelihood.py); every process scores its share.
 
@@ -93,6 +96,7 @@ def scored(
         split=split,
         prefix=recipe.evaluation.prefix,
         whole=whole,
+        blocks=blocks,
         share=(ranks.rank, ranks.count),
         progress=progress,
     )
@@ -106,16 +110,20 @@ def recorded(
     split: str = "all",
     progress: Told = lambda done, total: None,
     windows: bool = True,
+    bounds: bool = False,
 ) -> tuple[Likelihood, dict[str, Any]]:
     """What `scored` finds, and its record: sums and their ratios.
 
     `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
     also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
-    its likelihood in windows of the context. `unknown`: share of the documents' bytes that the tokenizer does not know;
+    its likelihood in windows of the context; with `bounds`, one that draws partitions of a text also has it under the
+    `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the tokenizer does not know;
     `altered`: which characters it changes.
     """
     windows = windows and run.network.reads_whole
-    found = scored(run, store, documents, split, _part(progress, 0, 1 + windows))
+    others = BOUNDS if bounds and hasattr(run.network, "partition") and not run.recipe.evaluation.prefix else {}
+    parts = 1 + windows + len(others)
+    found = scored(run, store, documents, split, _part(progress, 0, parts))
     record: dict[str, Any] = {"prefix": True} if run.recipe.evaluation.prefix else {}
     record |= {"nats_per_token": found.nll, "bits_per_byte": found.bits_per_byte, "nats": found.nats}
     record |= {"tokens": found.tokens, "bytes": found.bytes, "documents": found.documents}
@@ -126,13 +134,16 @@ def recorded(
     record |= {"unknown": unknown} if unknown else {}
     record |= {"altered": altered} if altered else {}
     if windows:
-        again = scored(run, store, documents, split, _part(progress, 1, 2), whole=False)
+        again = scored(run, store, documents, split, _part(progress, 1, parts), whole=False)
         record["in_windows"] = per_token(again)
+    for number, (name, blocks) in enumerate(others.items(), parts - len(others)):
+        again = scored(run, store, documents, split, _part(progress, number, parts), blocks=blocks)
+        record.setdefault("bounds", {})[name] = again.nll
     return found, record
 
 
 def recorded_texts(
-    run: Run | Exported, stores: Mapping[str, Store], documents: int | None = None
+    run: Run | Exported, stores: Mapping[str, Store], documents: int | None = None, bounds: bool = False
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the record of each text as it is scored, over all its documents or so many; of the held-out text,
     over the recipe's split.
@@ -145,7 +156,7 @@ def recorded_texts(
         require_bytes(store, run.recipe.batch.context, documents, splits[name], e.prefix)
     for name, store in stores.items():
         with progress_bar(f"scoring {name}", TaskProgressColumn()) as progress:
-            _, record = recorded(run, store, documents, splits[name], progress)
+            _, record = recorded(run, store, documents, splits[name], progress, bounds=bounds)
         yield name, record
 
 
@@ -176,9 +187,11 @@ def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
     lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
     lost = f" ({'; '.join(lost)})" if lost else ""
+    bounds = ", ".join(f"{name} {nats:.3f}" for name, nats in judged.get("bounds", {}).items())
     return (
         f"{judged['nats_per_token']:.3f} nats/token"
         + (f" ({paid:.3f} with the sentence boundaries paid for, {published:.3f} as published{cut})" if paid else "")
+        + (f" (bounds: {bounds})" if bounds else "")
         + f", {judged['bits_per_byte']:.3f} bits/byte on {text}: "
         f"{counted(judged['tokens'], 'tokens')}, {counted(judged['bytes'], 'bytes')}{lost}, "
         + counted(judged["documents"], "documents")

@@ -136,7 +136,7 @@ def evaluate(
     if not stores:
         raise UserError(f"{path}: an exported model has no text of its own; name some: --texts NAME=PATH")
     begins = f"step {run.progress.step:,} of {run.steps:,}: " if isinstance(run, Run) else ""
-    for name, record in recorded_texts(run, stores, documents):
+    for name, record in recorded_texts(run, stores, documents, bounds=True):
         yield begins + noted(run.note, in_words(record, name))
         begins = ""
 

@@ -16,7 +16,7 @@ soon the document ends (blocks that depended on its length would reveal it), wit
 Source: Block-Based Double Decoders; the authors' sampler is `scope: row, shared: true`. Shapes: B rows, T tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Literal
 
@@ -29,6 +29,11 @@ from tandem.recipe import Settings
 
 FEWEST, MOST = 2, 7
 """Splits of a row or document: a uniform number from FEWEST to MOST."""
+BOUNDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "every_token": lambda starts: torch.arange(starts.shape[1]).expand_as(starts),
+    "single": lambda starts: starts,
+}
+"""Blocks (B, T) of documents that begin at `starts` (B, T): all context through latents, and none."""
 
 
 class PartitionConfig(Settings):
@@ -66,7 +71,7 @@ def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int 
     """Blocks (B, T) of one step's rows from `row` on, whose documents begin at `starts` (B, T)."""
     B, T = starts.shape
     if config.strategy != "random_uniform":
-        return _fixed(config, starts)
+        return BOUNDS[config.strategy](starts)
     blocks = starts.clone()
     for b in range(B):
         if config.scope == "row":
@@ -85,7 +90,7 @@ def training_blocks(config: PartitionConfig, starts: Tensor, key: int, row: int 
 def scoring_blocks(config: PartitionConfig, starts: Tensor, tokens: Tensor, length: int, number: int) -> Tensor:
     """Blocks (B, T) of the partition `number` for scoring texts, in rows of `length` tokens."""
     if config.strategy != "random_uniform":
-        return _fixed(config, starts)
+        return BOUNDS[config.strategy](starts)
     blocks = starts.clone()
     for b in range(len(starts)):
         for start, end in documents(starts[b]):
@@ -109,10 +114,6 @@ def documents(starts_T: Tensor) -> Iterator[tuple[int, int]]:
     starts = starts_T.numpy()
     edges = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
     yield from ((a, b) for a, b in pairwise(edges) if b - a > 1)
-
-
-def _fixed(config: PartitionConfig, starts: Tensor) -> Tensor:
-    return torch.arange(starts.shape[1]).expand_as(starts) if config.strategy == "every_token" else starts
 
 
 def _splits(config: PartitionConfig, key: int, other: int, start: int, end: int) -> np.ndarray:

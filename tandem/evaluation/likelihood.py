@@ -26,12 +26,13 @@ A gain over a network without boundaries counts only if it also holds in nll_wit
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from tandem.corpus import Store, fixed_order, rows_of, suffix_windows
 from tandem.networks.network import Network
@@ -172,6 +173,7 @@ def likelihood(
     split: str = "all",
     prefix: bool = False,
     whole: bool = True,
+    blocks: Callable[[Tensor], Tensor] | None = None,
     share: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Likelihood:
@@ -185,6 +187,7 @@ def likelihood(
         split: those to choose from: "all", or every second one of that order, "comparison" or "tuning".
         prefix: scores only what follows the documents' break points.
         whole: reads documents as the network does; else in windows, whatever the network could read.
+        blocks: `Batch.blocks` from `Batch.starts`, for a network that reads in blocks; None: those of its own score.
         share: (i, n) scores the i-th of n parts of these documents; `joined` puts the parts together.
         progress: called with tokens scored so far and tokens in all.
     """
@@ -202,8 +205,9 @@ def likelihood(
         batches = network.scoring(store, context, rows, order.tolist(), whole)
     device, done, starts_anywhere = network.head.device, 0, False
     for scoring in batches:
+        batch = scoring.batch if blocks is None else replace(scoring.batch, blocks=blocks(scoring.batch.starts))
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            nll = network.score(scoring.batch.to(device)).cpu().numpy()
+            nll = network.score(batch.to(device)).cpu().numpy()
         asked = scoring.document.numpy() >= 0
         document, index, nll = scoring.document.numpy()[asked], scoring.index.numpy()[asked], nll[asked]
         last = store.lengths[document] - 1

@@ -127,7 +127,7 @@ def test_nats_by_partition():
     assert all((nats[batch.targets == IGNORE] == 0).all() for nats in found.values())
 
 
-def test_both_analyses_of_a_run(tmp_path, small_corpus):
+def test_both_analyses_of_a_run_and_the_bounds_beside_its_score(tmp_path, small_corpus):
     small = ["budget=2 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
     run = ["train", "double_decoder/tiny", "--run", "dd", "--runs", str(tmp_path), *small, *small_corpus]
     assert tandem(*run).exit_code == 0
@@ -143,3 +143,5 @@ def test_both_analyses_of_a_run(tmp_path, small_corpus):
     trained = open_trained(tmp_path / "dd")
     told = likelihood(trained.network, trained.corpus.validation, context=64, rows=16, documents=4)
     assert nats["training"] == pytest.approx(told.nll, rel=1e-6)
+    words = f" (bounds: every_token {nats['every_token']:.3f}, single {nats['single']:.3f}), "
+    assert words in tandem("evaluate", tmp_path / "dd", "--documents", 4).stdout.replace("\n", " ")
