@@ -85,11 +85,11 @@ def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path
 def test_what_is_scored_is_shown_though_the_rest_is_interrupted(trained, monkeypatch):
     texts = []
 
-    def interrupted(run, store, *rest):
+    def interrupted(run, store, *rest, **how):
         texts.append(store)
         if len(texts) == 3:
             raise KeyboardInterrupt
-        return recorded(run, store, *rest)
+        return recorded(run, store, *rest, **how)
 
     monkeypatch.setattr("tandem.comparison.texts.recorded", interrupted)
     done = tandem("evaluate", trained[0])

@@ -22,7 +22,7 @@ BUGS = {
     ],
     "comparison/texts.py": [
         ("all is done after the first of two passes", "tests/comparison/test_sentences_of_runs.py",
-         "_part(progress, 0, 1 + windows)", "progress"),
+         "_part(progress, 0, parts)", "progress"),
         ("other texts are the held-out one", "tests/comparison/test_texts.py",
          "        store,\n", "        run.corpus.validation,\n"),
     ],
