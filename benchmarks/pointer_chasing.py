@@ -5,9 +5,10 @@
 
 An arm is `bptt` or `passes` (one context-ready block, trained through time or in five passes) or a number: a plain
 decoder with that many blocks. Each trains with Adam on newly drawn rows until all columns are solved (accuracy of 0.99
-on 256 more), or for `--steps` steps. When an arm ends, it adds a line to record.jsonl in the folder, and table and
-picture show all lines so far; an arm with a line is not run again. On a CPU one thread is used, and time is its
-CPU time. `--measure` times five steps of every arm and prints how long each arm would take at most.
+on 256 more, others at every look and for the final figure), or for `--steps` steps. When an arm ends, it adds a line to
+record.jsonl in the folder, and table and picture show all lines so far; an arm with a line is not run again. On a CPU
+one thread is used, and time is its CPU time. `--measure` times five steps of every arm and prints how long each arm
+would take at most.
 """
 
 import json
@@ -138,8 +139,9 @@ def main() -> int:
         records = [json.loads(line) for line in path.read_text().splitlines()[1:]] if path.exists() else []
         if not records:
             write(path, records)
-        for kept in records:  # one that has solved all stops before its last step
-            steps = options.steps if kept["solved"] < len(kept["accuracies"]) else kept["steps"]
+        for kept in records:  # one that has solved all at a look stops before its last step
+            looks = [solved(look["accuracies"]) for look in kept["curve"][-1:]]
+            steps = kept["steps"] if looks == [len(kept["accuracies"])] else options.steps
             if (kept["size"], kept["seed"], kept["steps"]) != (options.size, options.seed, steps):
                 told = f"size {kept['size']}, seed {kept['seed']}, {kept['steps']} steps"
                 sys.exit(f"{path} has arm {kept['arm']} at {told}: ask for the same, or give another --out")

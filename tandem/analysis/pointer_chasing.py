@@ -126,7 +126,8 @@ def learn(
 ) -> int:
     """Trains with Adam at a constant rate, gradients clipped to 1; returns the steps taken.
 
-    Every `every` steps `watch` is called with steps, loss in nats and accuracies by column; if True, training ends.
+    Every `every` steps `watch` is called with steps, loss in nats and accuracies by column, on rows drawn for this look
+    alone; if True, training ends.
     Raises: NotFinite for a gradient that is not: the network would then answer the first id to every question.
     """
     adam: dict[str, Any] = {"lr": lr, "betas": (0.9, 0.999), "weight_decay": 0.0, "max_norm": 1.0}
@@ -139,18 +140,20 @@ def learn(
         if not optimiser.clip().isfinite():
             raise NotFinite(f"analysis.lr = {lr}: the gradient of step {step + 1} is not finite; try a lower one")
         optimiser.step(1.0)
-        if (step + 1) % every == 0 and watch(step + 1, loss.item(), accuracies(network, task, seed)):
-            return step + 1
+        if (step + 1) % every == 0:
+            found = accuracies(network, task, seed, purpose=f"look at {step + 1}")
+            if watch(step + 1, loss.item(), found):
+                return step + 1
     return steps
 
 
 @torch.no_grad()
-def accuracies(network: Network, task: Task, seed: int, rows: int = 256) -> list[float]:
-    """Share of right answers by column, levels 0 .. n-1 and the last query, on newly drawn rows read token by token.
+def accuracies(network: Network, task: Task, seed: int, rows: int = 256, purpose: str = "evaluation") -> list[float]:
+    """Share of right answers by column, levels 0 .. n-1 and the last query, on the rows of (seed, purpose).
 
-    The answer is the likeliest of all tokens. A session reads the rows, so this is what generation would say.
+    The answer is the likeliest of all tokens. A session reads the rows token by token, as in generation.
     """
-    batch = task.batch(seed, "evaluation", rows).to(network.head.device)
+    batch = task.batch(seed, purpose, rows).to(network.head.device)
     session, right = network.session(rows), {}
     for i in range(task.length):
         logits = session.step(batch.tokens[:, i]) if i else session.prefill(batch.tokens[:, :1].tolist())

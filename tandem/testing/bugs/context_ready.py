@@ -115,5 +115,7 @@ BUGS = {
          '"window": None}, 1e-4)', '"window": None}, 1e-3)'),
         ("a later level asks its own keys", "tests/analysis/test_pointer_chasing.py",
          "keys[level - 1][order], answers.gather(1, order)", "keys[level - 1][order], answers"),
+        ("every look is at the same rows", "tests/analysis/test_pointer_chasing.py",
+         'f"look at {step + 1}"', '"evaluation"'),
     ],
 }
