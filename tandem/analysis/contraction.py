@@ -61,10 +61,11 @@ def before_end(delta_K: np.ndarray, batch: Batch) -> np.ndarray:
     return delta_K[: int((torch.arange(T) - batch.starts.cpu()).max())]
 
 
-def passes_needed(delta_K: np.ndarray, tolerance: float) -> int | None:
-    """Passes after which the corrections have moved by no more than `tolerance`; None: more than were made."""
-    settled = np.flatnonzero(delta_K <= tolerance)
-    return int(settled[0]) + 1 if len(settled) else None
+def passes_needed(delta_K: np.ndarray, tolerance: float, T: int) -> int | None:
+    """Passes of a session over T tokens: those that move corrections by more than `tolerance`, the first that does not,
+    and one over what that gave, at most T + 1; None: more than `delta_K` tells."""
+    settled = np.flatnonzero((delta_K <= tolerance) | (np.arange(len(delta_K)) == T - 1))
+    return int(settled[0]) + 2 if len(settled) else None
 
 
 @torch.no_grad()
@@ -101,7 +102,7 @@ class Contraction(Analysis):
         measured = [before_end(*pair) for pair in zip(delta_BK, batches, strict=False)]
         return {
             "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in measured])),
-            "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance),
+            "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance, moved_BKT.shape[-1]),
             "correction_share": nll["1"] - nll["stream"],
             **{f"perplexity_{K}": math.exp(nats) for K, nats in nll.items()},
             "delta": delta_K.tolist(),
