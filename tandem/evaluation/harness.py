@@ -61,7 +61,7 @@ class Harness(TemplateLM):
     """A network as the harness sees it, on the device of its weights.
 
     Args:
-        rows: prompts read at a time; changes nothing but speed and memory.
+        rows: prompts read at a time, for speed and memory; scores move as with evaluation.rows.
         told: called with prompts or rows done and how many there are.
     Raises: UserError where the tokenizer has ids that the network does not know.
     """

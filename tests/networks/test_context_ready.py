@@ -330,6 +330,23 @@ def test_a_prompt_can_be_read_in_passes_or_token_by_token():
     torch.testing.assert_close(x.carry[0, 0], carried, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_at_the_default_tolerance_and_the_recipes_initialisation_passes_are_streaming(seed):
+    """Prompts and scores, in float32; other networks may be off by more, the larger the smaller their table is."""
+    config = ContextReady.Config(width=64, heads=4, depth=2, init="torch", tied=False)
+    network, text, logits = Case("", ContextReady, config).fresh(seed), document(40, 2), []
+    for how in ("converge", "stream"):
+        session = with_settings(network, prefill=how).session(1)
+        read = [session.prefill([text[:30]]), *(session.step(torch.tensor([token])) for token in text[30:])]
+        logits.append(torch.cat(read))
+        assert session.passes is None or session.passes < 15
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
+    rows = [[document(40, row)] for row in range(WALKED)]
+    with torch.no_grad():
+        few = torch.cat([network.score(pack(rows[:4])), network.score(pack(rows[4:]))])
+        torch.testing.assert_close(network.score(pack(rows)), few, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("correction", ["add", "block_head"])
 def test_a_prompt_in_bfloat16_settles_where_rounding_begins(correction):
     """As near to what is read token by token as rounding lets that be to float32."""
