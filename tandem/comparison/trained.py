@@ -265,7 +265,8 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
     plain = recipe.choice("network")
     wrapping = [name for name, cls in registered("network").items() if getattr(cls, "Wrapped", None) is plain]
     if not wrapping:
-        raise UserError(f"{path}: no network wraps {recipe.value('network.name')}, so it cannot be converted")
+        reason = f": it {plain.unwrapped}" if plain.unwrapped else ""
+        raise UserError(f"{path}: no network wraps {recipe.value('network.name')}, so it cannot be converted{reason}")
     options = recipe.values["network"] | {"name": wrapping[0]}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
     return load(own, [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides])

@@ -52,7 +52,7 @@ class EncoderDecoder(Network):
         "reads in both directions what it is given, targets included; it can be asked for what follows a context "
         "alone: train it by objective span_corruption or prefix_lm, and score it with evaluation.prefix: true"
     )
-
+    unwrapped = "reads a context in both directions, and a correction comes from the past alone"
     divides = rows_vary = True
     free = ("start", "decoder_positions")
 

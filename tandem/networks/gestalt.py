@@ -75,6 +75,7 @@ class Gestalt(Network):
     reads_sentences = reads_whole = rows_vary = True
     free = ("detach", "hinge", "reduction", "dropout", "streams")
     tokens_only = "reads sentences, and a bag of tokens would stand in two of them; take objective next_token"
+    unwrapped = "reads every sentence as a row of its own, and a correction goes from token to token of one row"
 
     class Config(BlockConfig):
         depth: int = Field(12, ge=1)

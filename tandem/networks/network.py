@@ -120,6 +120,8 @@ class Network(nn.Module):
     """Whether it scores a document whole, however long; others score in windows of the context."""
     suffixes_only: ClassVar[str] = ""
     """Why it predicts only the end of a text, given what lies before (`Batch.blocks`); empty: it predicts all of it."""
+    unwrapped: ClassVar[str] = ""
+    """Why no correction can stand before it (networks/context_ready.py); empty: one does, or could."""
     divides: ClassVar[bool] = False
     """Whether its output for a text depends on where a session's prompt ends."""
     free: ClassVar[tuple[str, ...]] = ()

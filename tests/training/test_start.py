@@ -146,3 +146,16 @@ def test_only_what_another_network_wraps_can_be_converted(plain, tmp_path):
     assert tandem("convert", plain, "budget=2 steps", "--run", "new", "--runs", tmp_path).exit_code == 0
     with pytest.raises(UserError, match="no network wraps context_ready"):
         converted(tmp_path / "new", [])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("gestalt", "reads every sentence as a row of its own"),
+        ("encoder_decoder", "reads a context in both directions"),
+    ],
+)
+def test_what_no_correction_can_stand_before_says_why_it_is_not_converted(recipe, reason, tmp_path):
+    RunFolder.start(tmp_path / "run", load(f"{recipe}/tiny").to_yaml()).close()
+    done = tandem("convert", tmp_path / "run")
+    assert done.exit_code == 2 and f"no network wraps {recipe}, so it cannot be converted: it {reason}" in done.stderr
