@@ -37,14 +37,15 @@ class CorrectionConfig(Settings):
     """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
     score_passes: Passes = "stream"
     """Passes in scoring: as many as it takes to equal streaming (stream), or a number."""
-    prefill: Literal["converge"] | Passes = "converge"
+    prefill: Literal["converge", "stream"] | Annotated[int, Field(ge=1)] = "converge"
     """How a session reads its prompt: in passes until converged (converge), token by token (stream), or in so many."""
     tolerance: float = Field(1e-5, ge=0)
     """Change of a correction, in any channel, below which it has converged; at least 2 eps of the blocks' input."""
 
     def derive(self) -> dict[str, Any]:
         if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
-            raise ValueError(f"passes_min {self.passes_min} is more than passes {self.passes}; or passes_min: null")
+            told = f"passes_min {self.passes_min} is more than passes {self.passes}"
+            raise ValueError(f"{told}; lower passes_min, or take passes_min: null")
         if self.correction_init == "zero" and not self.has_own_network:
             raise ValueError(f"correction {self.correction} has no matrix of its own to set to zero")
         return super().derive()

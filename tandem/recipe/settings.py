@@ -180,13 +180,14 @@ def counted(number: int, things: str) -> str:
 
 
 def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """A type and its bounds in words: "a whole number >= 0 or null", "one of tiled, dense"."""
+    """A type and its bounds in words: "a whole number >= 0 or null", "one of tiled, dense"; "tiled, dense or null"."""
     kind, args = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         field = FieldInfo.from_annotation(annotation)
         return describe(field.annotation, field.metadata)
     if kind in (Union, UnionType):
-        return " or ".join(describe(arg, () if arg is NoneType else metadata) for arg in args)
+        parts = [describe(arg, () if arg is NoneType else metadata) for arg in args]
+        return " or ".join(part.removeprefix("one of ") for part in parts)
     items = ""
     if kind is Literal:
         words = "one of " + ", ".join(map(str, args))

@@ -272,6 +272,19 @@ def test_passes_are_drawn_uniformly_by_the_step_alone():
     assert network._drawn(replace(batches[0], key=None)) == 5  # evaluation draws nothing
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("prefill=0", "network.prefill = 0: must be converge, stream or a whole number >= 1"),
+        ("score_passes=0", "network.score_passes = 0: must be stream or a whole number >= 1"),
+        ("passes=1", "passes_min 2 is more than passes 1; lower passes_min, or take passes_min: null"),
+    ],
+)
+def test_a_number_of_passes_that_cannot_be_is_refused(given, told):
+    with pytest.raises(UserError, match=f"{told}$"):
+        load("context_ready/tiny", [f"network.{given}"])
+
+
 def test_micro_batches_of_a_step_share_their_key(small_corpus, monkeypatch):
     from tandem.corpus import prepare
     from tandem.training.run import Run

@@ -111,6 +111,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(tmp_path, monkeypatch):
         (tuple[int, float], "a list of a whole number, then a number"),
         (list[str] | str, "a list, each item text or text"),
         (Literal["a", 3], "one of a, 3"),
+        (Literal["a", 3] | None, "a, 3 or null"),
         (dict[str, Path], "a mapping, each value a path"),
         (Annotated[float, Field(gt=0, lt=1)] | str, "a number > 0 and < 1 or text"),
     ],
