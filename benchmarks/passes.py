@@ -1,13 +1,16 @@
 """What a context-ready network costs: a training step in five passes against one, its memory, decoding, streaming.
 
-    python benchmarks/passes.py [--pairs 20] [--only step memory streaming decode] [--out results.jsonl]
+    python benchmarks/passes.py [--pairs 20] [--only step parts memory streaming decode] [--out results.jsonl]
 
 step       Five passes over one, with recomputation of passes and without. 3 M parameters besides the table (3 blocks,
            C 256; one wide block, C 400), 4,096 tokens a step in rows of 256, bfloat16 products, compiled per block.
            Required: time at most 5.0 (one block 5.5); recomputed 6.5 (7.0). Also shown: the FLOPs needed.
-memory     Growth of a separate process over its first two steps, after the network is built. Required of five passes,
-           recomputed, over one: 1.5, with an allocator that returns what is freed. glibc's own keeps it, in pieces
-           that the next pass cannot always use; the growth with it is also shown.
+parts      Loss and gradients of five passes over the sum of their parts, each timed alone with its gradients: five
+           times the blocks, four corrections, one head. Asked: 1.05, as passes share all else.
+memory     Growth of a separate process over its first two steps, after the network is built: five passes, recomputed,
+           over one, with an allocator that returns what is freed. Asked: the memory of one pass and K B T C elements of
+           corrections, in the dtype of the products; it is shown, and missed. Required: 1.5. glibc's own allocator
+           keeps what is freed, in pieces that the next pass cannot always use; the growth with it is also shown.
 streaming  The same networks, float32, 256 tokens: logits of a session, token by token, against those of reading the
            whole prefix in as many passes as it has tokens, plus one. Required: equal to 1e-5. Also shown: those of as
            many passes as the corrections take to move by no more than the tolerance of 1e-5.
@@ -25,6 +28,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +43,7 @@ SHAPES = {"three blocks": {"depth": 3, "width": 256, "heads": 8}, "one block": {
 ARMS = {"K 1": (1, False), "K 5": (5, False), "K 5 recomputed": (5, True)}
 MOST_TIME = {("three blocks", "K 5"): 5.0, ("one block", "K 5"): 5.5}
 MOST_TIME |= {("three blocks", "K 5 recomputed"): 6.5, ("one block", "K 5 recomputed"): 7.0}
-MOST_MEMORY, MOST_DIFFERENCE = 1.5, 1e-5
+MOST_PARTS, MOST_MEMORY, MOST_DIFFERENCE = 1.05, 1.5, 1e-5
 VOCABULARY, ROWS, CONTEXT = 4096, 16, 256
 PROMPT, STEPS = 16, 4
 
@@ -55,7 +59,11 @@ def arm_steps(shape, arm, options, compiled=True) -> Steps:
     trained = network(shape, passes, options.tiny)
     trained.recompute = recompute
     batch = lambda step: one_document(VOCABULARY, 2 if options.tiny else ROWS, CONTEXT, step)
-    return Steps(trained, batch, dtype=torch.float32 if options.float32 else torch.bfloat16, compiled=compiled)
+    return Steps(trained, batch, dtype=dtype(options), compiled=compiled)
+
+
+def dtype(options) -> torch.dtype:
+    return torch.float32 if options.float32 else torch.bfloat16
 
 
 def timed(what, a, b, options) -> dict[str, Any]:
@@ -80,15 +88,54 @@ def step(options) -> list[dict]:
     return records
 
 
-def memory(options) -> list[dict]:
+def parts(options) -> list[dict]:
     records = []
     for shape in SHAPES:
+        whole, alone = _whole_and_alone(arm_steps(shape, "K 5", options))
+        record = timed(f"{shape}: a step of K 5 / its parts", whole, alone, options)
+        records.append(record | {"required": MOST_PARTS})
+    return records
+
+
+def _whole_and_alone(steps: Steps) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Loss and gradients of five passes; the same number of passes, corrections and heads, each backward by itself."""
+    net, batch = steps.network, steps.batch(0)
+    assert isinstance(net, ContextReady)
+    counts, first = steps.objective.count(net, batch), torch.arange(CONTEXT)[:, None] == 0
+    e = net.wrapped.placed(net.embed(batch.tokens), batch).detach().requires_grad_()
+    reader = net.wrapped.reader(e, batch)
+
+    def whole():
+        with steps.autocast():
+            loss, _ = steps.objective.loss(net, batch, counts)
+        loss.backward()
+
+    def alone():
+        runs = {lambda: net.wrapped.states(e, reader): 5, lambda: net.correct(e, e, first): 4}
+        runs |= {lambda: net.asked(net.wrapped.norm(e), batch, counts)[0]: 1}
+        for run, times in runs.items():
+            for _ in range(times):
+                with steps.autocast():
+                    y = run()
+                y.backward(torch.ones_like(y))
+
+    return whole, alone
+
+
+def memory(options) -> list[dict]:
+    records = []
+    for shape, sizes in SHAPES.items():
+        rows, width = (2, 32) if options.tiny else (ROWS, sizes["width"])
+        corrections = 5 * rows * CONTEXT * width * dtype(options).itemsize
         for kept, setting in (("", {"MALLOC_MMAP_THRESHOLD_": str(2**16)}), (", freed blocks kept", {})):
             bytes_of = {arm: _grown(shape, arm, setting) for arm in ARMS}
+            asked = 1 + corrections / bytes_of["K 1"]
             for arm, required in (("K 5", None), ("K 5 recomputed", None if kept else MOST_MEMORY)):
                 what, ratio = f"{shape}: memory of {arm} / K 1{kept}", bytes_of[arm] / bytes_of["K 1"]
                 print(f"  {what}  {ratio:.2f} x   {bytes_of[arm]:,} / {bytes_of['K 1']:,} bytes")
-                record = {"what": what, "ratio": ratio, "bytes": bytes_of[arm]}
+                if required:
+                    print(f"    asked {asked:.2f} x; required {required} x")
+                record = {"what": what, "ratio": ratio, "bytes": bytes_of[arm]} | ({"asked": asked} if required else {})
                 records.append(record | ({"required": required} if required else {}))
     return records
 
@@ -140,7 +187,7 @@ def _go_on(session) -> None:
         session.step(torch.zeros(1, dtype=torch.long))
 
 
-PARTS = {"step": step, "memory": memory, "streaming": streaming, "decode": decode}
+PARTS = {"step": step, "parts": parts, "memory": memory, "streaming": streaming, "decode": decode}
 
 
 def main() -> int:
