@@ -9,8 +9,8 @@ parts      Loss and gradients of five passes over the sum of their parts, each t
            times the blocks, four corrections, one head. Asked: 1.05, as passes share all else.
 memory     Growth of a separate process over its first two steps, after the network is built: five passes, recomputed,
            over one, with an allocator that returns what is freed. Asked: the memory of one pass and K B T C elements of
-           corrections, in the dtype of the products; it is shown, and missed. Required: 1.5. glibc's own allocator
-           keeps what is freed, in pieces that the next pass cannot always use; the growth with it is also shown.
+           corrections, in the dtype of the products; shown beside it. Required, much less strict: 1.5. glibc's own
+           allocator keeps what is freed, in pieces that the next pass cannot always use; that growth is shown, too.
 streaming  The same networks, float32, 256 tokens: logits of a session, token by token, against those of reading the
            whole prefix in as many passes as it has tokens, plus one. Required: equal to 1e-5. Also shown: those of as
            many passes as the corrections take to move by no more than the tolerance of 1e-5.
