@@ -10,11 +10,13 @@ separately (evaluation/likelihood.py). Without them (sentences: null) this is th
 that a prompt has, and generation draws them like any token but does not show them.
 Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
 the mask follows the paper's text, because the authors' code states that theirs tested the gist flag of queries.
-Cost: that of the plain decoder on its rows, boundaries included; with gist, fewer keys are read than are counted.
+Cost: that of the plain decoder on its rows, boundaries included; with gist, training counts sentences of SENTENCE
+tokens, while prompts and sessions count as one open sentence.
 Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -30,6 +32,7 @@ from tandem.corpus import (
     open_sentences,
     scoring_boundary_rows,
 )
+from tandem.networks.cost import SENTENCE, Cost
 from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.networks.network import columns_of
 from tandem.nn.attention import Plan, Source, attend, plan_attention
@@ -118,6 +121,20 @@ class BoundaryDecoder(Decoder):
 
     def session(self, rows: int) -> DecoderSession:
         return (GistSession if self.config.sentences == "gist" else DecoderSession)(self, rows)
+
+    def cost(self) -> Cost:
+        plain = super().cost()
+        if self.config.sentences != "gist":
+            return plain
+        return replace(plain, pairs=gist_pairs, prefill_pairs=plain.pairs)
+
+
+def gist_pairs(n: int) -> int:
+    """Keys read by all of n positions of a document of typical sentences: own ones, and the ends of those before."""
+    m = SENTENCE + 2
+    full, rest = divmod(n, m)
+    own = full * m * (m + 1) // 2 + rest * (rest + 1) // 2
+    return own + m * full * (full - 1) // 2 + rest * full
 
 
 def gist_spans(starts: Tensor, sentences: Tensor, queries: int | None = None) -> tuple[Span, Tensor, Span]:

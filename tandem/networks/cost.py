@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+SENTENCE = 25
+"""Tokens of a typical sentence: rows of text count as sentences of this length where nothing else is known."""
+
 
 class Parts(NamedTuple):
     """A row of which only the end is trained on: tokens before it, and in it."""

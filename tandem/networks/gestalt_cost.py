@@ -16,14 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.networks.cost import Cost, Parts
+from tandem.networks.cost import SENTENCE, Cost, Parts
 from tandem.nn.block import mlp_work
 
 if TYPE_CHECKING:
     from tandem.networks.gestalt import Gestalt
-
-SENTENCE = 25
-"""Tokens of a typical sentence: rows of text count as sentences of this length where nothing else is known."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,15 @@ def test_rows_of_a_session_may_stand_at_different_sentences():
         torch.testing.assert_close(logits[row], network.session(1).prefill([prompt])[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 27, 30, 100])
+def test_training_with_gist_costs_the_keys_of_sentences_of_25_tokens(n):
+    sentences = (torch.arange(n) // 27 * 27)[None]
+    own, _, ends = gist_spans(torch.zeros_like(sentences), sentences)
+    cost = case().cost()
+    assert cost.pairs(n) == sum(int((span.hi - span.lo).sum()) for span in (own, ends))
+    assert cost.prefill(n) == case("tokens").cost().prefill(n)
+
+
 def test_boundaries_take_part_in_the_softmax_and_a_spare_row_does_not():
     assert len(case("tokens").head) == VOCABULARY + 2 < len(case("tokens").table.weight)
     config = BoundaryDecoder.Config(width=32, heads=4, depth=1, sentences=None)
