@@ -143,10 +143,12 @@ class SentenceStreams:
         """Raises: UserError if a step of the run could be left without a stream."""
         S, cap = self.most_sentences(max(0, self.steps - 1)), self.sentences.cap
         if S * cap * self.per_epoch > self.tokens:
+            grows = self.settings.grow and isinstance(self.settings.every, int)  # with epochs
+            shorter = "a smaller budget, " if grows else ""
             raise UserError(
                 f"network.streams: streams of {S} sentences of up to {cap} tokens do not fit the "
                 f"{self.tokens // self.per_epoch} tokens of a step (batch.rows x batch.context), so a step might be "
-                "left without any; take a larger batch, fewer sentences, or a smaller corpus.sentences.cap"
+                f"left without any; take a larger batch, fewer sentences, {shorter}or a smaller corpus.sentences.cap"
             )
 
     # ---- what changes on the way ---------------------------------------------------------------------------------

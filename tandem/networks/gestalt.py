@@ -86,7 +86,7 @@ class Gestalt(Network):
         memory: int = Field(40, ge=0)
         """M, thoughts that a sentence reads; 0: cross-attention adds exactly 0."""
         cap: int = Field(64, ge=1)
-        """Most tokens of a sentence, document end included; at least that of corpus.sentences."""
+        """Most tokens of a sentence, document end included: that of corpus.sentences, or for spans that or more."""
         seed: bool = True
         """A sentence begins with the previous thought, not with [BOS]."""
         detach: bool = False
@@ -151,9 +151,12 @@ class Gestalt(Network):
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        longest = (recipe.corpus.sentences or Segmentation()).longest
-        if longest > recipe.network.cap:
-            yield "network.cap", f"sentences have up to {longest} tokens (corpus.sentences); make it {longest}"
+        cut, cap = recipe.corpus.sentences or Segmentation(), recipe.network.cap
+        if cap < cut.longest:
+            yield "network.cap", f"sentences have up to {cut.longest} tokens (corpus.sentences); make it {cut.longest}"
+        elif cut.cap and cap > cut.cap:  # a session would wait for ends that training never saw so late
+            reason = f"sentences have up to {cut.cap} tokens (corpus.sentences.cap); make it {cut.cap}"
+            yield "network.cap", f"{reason}, or write corpus.sentences.cap: {cap}"
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

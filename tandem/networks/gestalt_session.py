@@ -39,8 +39,6 @@ class GestaltSession:
         self.held, self.slots, self.known = (np.zeros(rows, np.int64) for _ in range(3))
         self.seeds: list[Tensor | None] = [None] * rows
         """The last thought of each row."""
-        self.forced = 0
-        """Sentences that were closed because they were full."""
         self.own: dict[int, Tensor] = {}
         """Keys and values by layer, (2, B, H, positions, D)."""
         self.thoughts: dict[int, Tensor] = {}
@@ -68,7 +66,6 @@ class GestaltSession:
             elif not tail:  # a full sentence was closed already, and an empty one is none
                 continue
             if token == self.network.end or len(tail) == self.network.config.cap:
-                self.forced += token != self.network.end
                 closed.append(tail)
                 tail = []
         return closed, tail
@@ -92,7 +89,6 @@ class GestaltSession:
                 going, [None] * len(going), [[tokens[row]] for row in going]
             )
         full = [row for row in going if self._lengths[row] == cap]
-        self.forced += len(full)
         if ending := sorted([*closing, *full]):
             self._close(ending, None)
             logits[sent(np.array(ending), logits.device)] = self._read(ending, self._fronts(ending), [[]] * len(ending))
@@ -190,7 +186,7 @@ class GestaltSession:
         other.held, other.slots, other.known = (x[kept.numpy()] for x in (self.held, self.slots, self.known))
         other.logits = rows_of_state(self.logits, kept)
         other.own = {layer: rows_of_state(kv, kept, dim=1) for layer, kv in self.own.items()}
-        other.thoughts = {layer: rows_of_state(x, kept) for layer, x in self.thoughts.items()}
+        other.thoughts = {layer: rows_of_state(x, rows) for layer, x in self.thoughts.items()}
         other.seeds = [self.seeds[row] for row in kept]
         return other
 

@@ -137,7 +137,7 @@ class Plan:
         if dropout:
             return "tiled", "the one that drops attention weights"
         if self.backend != "auto":
-            return self.backend, "asked for"
+            return self.backend, "named by the network"
         T, D, is_plain = *q.shape[2:], q.dtype != torch.float64 and any(self.keys)
         if q.is_cuda and is_plain and T <= FEW and D <= measured.WIDEST and not torch.is_grad_enabled():
             return "triton", "made for the few queries of decoding; SDPA prepares anew for every number of keys"

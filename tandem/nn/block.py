@@ -58,7 +58,8 @@ class BlockConfig(Settings):
     qk_norm: bool = False
     """RMSNorm over each head's query and key, before the rotation."""
     positions: Literal["adjacent", "halves", "learned"] = "adjacent"
-    """Rotary pairs (adjacent or halves), or a learned table of `context` rows (learned)."""
+    """Rotary pairs (adjacent or halves), or a learned table (learned): a row for each position of the context, in
+    gestalt of a sentence."""
     rope_base: float = Field(10_000.0, gt=0)
     """Base of the rotary angles."""
     init: Scheme = "normal"

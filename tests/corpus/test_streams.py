@@ -156,8 +156,10 @@ def test_targets_are_the_tokens_of_each_sentence_and_its_end(store):
 
 def test_streams_that_might_leave_a_step_empty_are_refused(store):
     view_of(store, **SMALL, steps=10).require()  # 3 sentences of at most 5 tokens, 625 tokens in 10 steps
-    with pytest.raises(UserError, match=r"streams of 14 sentences of up to 5 tokens do not fit the 62 tokens"):
+    with pytest.raises(UserError, match=r"of 14 sentences of up to 5 tokens do not fit the 62 .* a smaller budget"):
         view_of(store, **SMALL, steps=120).require()
+    with pytest.raises(UserError, match=r"fewer sentences, or a smaller corpus"):
+        view_of(store, **SMALL | {"sentences": 14, "grow": 0}, steps=120).require()
 
 
 def test_a_mixture_is_refused(store_of):

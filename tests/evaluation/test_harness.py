@@ -293,7 +293,7 @@ def test_a_sentence_that_is_full_closes_for_free():
     for token in ids[1:]:
         nats += logits.log_softmax(-1)[0, token].item()
         logits = session.step(torch.tensor([token]))
-    assert session.forced == 1
+    assert session.known[0] == 1
     ((found, _),) = harness(network).loglikelihood(requests((text[0], text[1:])))
     assert found == pytest.approx(nats, abs=1e-3)
 

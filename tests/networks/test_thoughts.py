@@ -641,7 +641,7 @@ def test_rows_stand_at_different_sentences_and_full_ones_are_closed():
         logits = together.step(torch.tensor([text[2 + row + step] for row, text in enumerate(texts)]))
         for row, session in enumerate(alone):
             close(session.step(torch.tensor([texts[row][2 + row + step]]))[0], logits[row], FLOAT, f"row {row}")
-    assert alone[0].forced == 3 and together.forced == 3  # 22 tokens of sentences of at most 7
+    assert alone[0].held[0] == together.held[0] == 2  # 22 tokens, 7 a sentence: a seed and one token are open
 
 
 def test_a_sentence_that_is_full_is_not_closed_twice():
@@ -669,6 +669,18 @@ def test_a_sentence_without_tokens_is_none():
     opened = session.step(torch.tensor([network.end]))
     assert torch.equal(opened, network.session(1).prefill([[network.end]]))
     assert session.known[0] == 0 and torch.equal(session.step(torch.tensor([[1, 2, 3]])), told)
+
+
+@pytest.mark.parametrize("memory", [1, 2])
+def test_forks_share_thoughts_until_one_of_them_closes_a_sentence(memory):
+    network = build(memory=memory)
+    session = network.session(2)
+    session.prefill([[1, 2, network.end, 3], [4, network.end, 5, 6]])
+    other, kept = session.fork(), {layer: thoughts.clone() for layer, thoughts in session.thoughts.items()}
+    assert kept and all(other.thoughts[layer] is session.thoughts[layer] for layer in kept)
+    other.step(torch.tensor([network.end, 7]))
+    for layer, thoughts in kept.items():
+        assert torch.equal(session.thoughts[layer], thoughts) and not torch.equal(other.thoughts[layer], thoughts)
 
 
 def test_bytes_are_those_of_thoughts_and_open_positions():
@@ -958,6 +970,8 @@ def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
     assert "make it 33" in refusal(spans)
     assert load("gestalt/tiny", [spans, "network.cap=33"]).network.cap == 33
     assert "make it 64" in refusal("corpus.sentences=null")
+    assert load("gestalt/tiny", [spans, "network.cap=64"]).network.cap == 64
+    assert "make it 16, or write corpus.sentences.cap: 32" in refusal("corpus.sentences.cap=16")
     assert "thought_from" in refusal("network.thought_from=99")
     assert "moe" in refusal("network.moe.experts=4")
     assert "sentences" in refusal("objective.name=superposition")
