@@ -137,6 +137,14 @@ def test_masks_are_a_function_of_the_key_and_the_text():
         assert torch.equal(network.score(batch), network.score(replace(batch, key=None)))
 
 
+def test_every_phase_and_step_draws_masks_of_its_own(monkeypatch):
+    places = []
+    told = lambda key, device, *place: (places.append(place), drawn(key, device, *place))[1]
+    monkeypatch.setattr(gestalt_reading, "drawn", told)
+    trained(build(dropout=SOME), streams(RAGGED, key=7))
+    assert len(places) == len(set(places)) == 1 + max(map(len, RAGGED)) + 1  # embeddings, sentence steps, one chunk
+
+
 def test_tokens_are_dropped_from_text_alone_at_their_rate_and_by_place():
     text, x = torch.arange(8000) % 2 == 0, torch.ones(8000, 2)
 
@@ -695,14 +703,16 @@ def test_bytes_are_those_of_thoughts_and_open_positions():
 def test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end():
     network = build(seed_of_weights=3).float()
     network.table.weight.data[network.end] += 2 * network.table.weight.data[network.end].sign()
-    session, closed = network.session(1), []
+    session, closed = network.session(10), []
     network.session = lambda rows: session
     step = session.step
-    session.step = lambda tokens: (closed.append(tokens.item() == network.end), step(tokens))[1]
-    options = {"sampler": Sampler(Sampler.Config()), "max_tokens": 40, "stop": EOS}
-    drawn = list(generate(network, [[5, 2]], row_generators(0, 1), **options))
-    assert any(closed) and all(token < VOCABULARY for _, token in drawn)
-    assert len(drawn) == 40 or drawn[-1][1] == EOS
+    session.step = lambda tokens: (closed.append((tokens == network.end).any()), step(tokens))[1]
+    options, rows = {"sampler": Sampler(Sampler.Config()), "max_tokens": 40, "stop": EOS}, [[] for _ in range(10)]
+    for row, token in generate(network, [[5, 2]] * 10, row_generators(0, 10), **options):
+        rows[row].append(token)
+    assert any(closed) and all(token < VOCABULARY for row in rows for token in row)
+    assert not any(EOS in row[:-1] for row in rows)
+    assert {len(row) == 40 for row in rows if row[-1] != EOS} == {True} and any(len(row) < 40 for row in rows)
 
 
 # ---- cost -------------------------------------------------------------------------------------------------------
