@@ -39,21 +39,21 @@ def built(**settings) -> Gestalt:
     return Gestalt(config, VOCABULARY, 256, torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def lengths_of(step: int) -> list[list[int]]:
-    """Streams of 15 to 30 sentences, TOKENS tokens or just over; mean 25 and a long tail."""
+def lengths_of(step: int, tokens: int = TOKENS) -> list[list[int]]:
+    """Streams of 15 to 30 sentences, so many tokens or just over; mean 25 and a long tail."""
     generator, lengths = torch.Generator().manual_seed(step), []
-    while sum(map(sum, lengths)) < TOKENS:
+    while sum(map(sum, lengths)) < tokens:
         count = int(torch.randint(15, 31, (), generator=generator))
         drawn = (torch.randn(count, generator=generator) * 0.55 + 3.07).exp().round().clamp(3, 64)
         lengths.append(drawn.long().tolist())
     return sorted(lengths, key=len, reverse=True)
 
 
-def streams(lengths: list[list[int]]) -> StreamBatch:
+def streams(lengths: list[list[int]], vocabulary: int = VOCABULARY) -> StreamBatch:
     """Random text, low ids more frequent."""
     generator = torch.Generator().manual_seed(0)
-    text = (torch.rand(sum(map(sum, lengths)), generator=generator) ** 3 * VOCABULARY).long()
-    end = torch.tensor([VOCABULARY])
+    text = (torch.rand(sum(map(sum, lengths)), generator=generator) ** 3 * vocabulary).long()
+    end = torch.tensor([vocabulary])
     pieces = text.split([n for stream in lengths for n in stream])
     targets = torch.cat([part for piece in pieces for part in (piece, end)])[None]
     made, ids = [Stream(i, 0, stream) for i, stream in enumerate(lengths)], list(range(len(lengths)))

@@ -14,7 +14,9 @@
     passes   a context-ready step in five passes against one, with and without recomputation, and their memory
 
 Steps are those of a trainer without logging: autocast, chunked head, fused AdamW; the encoder-decoder reads half of a
-row and is asked for the rest. A network that cannot do what is asked (no fixed session) is recorded with the reason.
+row and is asked for the rest. A network with sentences reads streams of these, of 25 tokens on average, in a step, and
+an end after every 25 tokens of a prompt. A network that cannot do what is asked (no fixed session) is recorded with the
+reason.
 --tiny: a few channels, on any device.
 """
 
@@ -27,6 +29,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from gestalt import lengths_of, streams
 from machine import append, compile_each_shape, header, machine, options_of, time_arms, told
 from torch import Tensor
 
@@ -34,7 +37,7 @@ import tandem.networks  # noqa: F401 - registers them
 from tandem.corpus import IGNORE, Batch
 from tandem.corpus.prefixes import divided
 from tandem.networks.captured import CapturedSession
-from tandem.networks.cost import Parts
+from tandem.networks.cost import SENTENCE, Parts
 from tandem.nn import measured
 from tandem.nn.attention import Plan
 from tandem.nn.head import nll_sums
@@ -76,6 +79,15 @@ def rows_of(vocabulary: int, rows: int, T: int, seed: int = 0) -> Batch:
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, T, dtype=torch.long), key=seed)
 
 
+def prompts_of(network: Any, vocabulary: int, rows: int, prompt: int) -> list[list[int]]:
+    """Random prompts of so many tokens, with the ends of sentences where a network has one."""
+    ids = torch.randint(vocabulary, (rows, prompt), generator=torch.Generator().manual_seed(0))
+    if hasattr(network, "end"):
+        *closed, last = ids.split(SENTENCE, dim=1)
+        ids = torch.cat([*(F.pad(part, (0, 1), value=network.end) for part in closed), last], dim=1)
+    return ids.tolist()
+
+
 def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
     """A training step, repeated on one batch: targets are counted on the host, then the objective takes its loss."""
     objective = Superposition(Superposition.Config(bag=bag))  # bags of 1 are next tokens
@@ -104,12 +116,15 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
             network = build(name, shape, vocabulary, T, passes_min=None)
-            batch, parts = rows_of(vocabulary, rows, T), None
+            batch, parts, cost = rows_of(vocabulary, rows, T), None, network.cost()
             if network.suffixes_only:  # it reads half of the row, and is asked for the other
                 batch, parts = divided(batch, torch.full_like(batch.starts, T // 2)), Parts(T // 2, T - T // 2)
-            cost = network.cost().training(T, parts=parts)
-            flops = rows * sum(cost.values())
-            model = flops - rows * cost["attention"] / 7  # 2 of 14 parts are scores computed again: not the model's
+            costs = [cost.training(T, parts=parts)] * rows
+            if hasattr(network, "end"):
+                batch = streams(lengths_of(0, rows * T), vocabulary)
+                costs = [cost.stream(lengths) for lengths in batch.lengths]
+            flops, attention = sum(sum(one.values()) for one in costs), sum(one["attention"] for one in costs)
+            model = flops - attention / 7  # 2 of 14 parts are scores computed again: not the model's
             if not options.tiny:
                 network.compile()
             step = stepper(network, batch)
@@ -126,7 +141,7 @@ def steps(record: Callable[[dict], None], options: Any) -> None:
             if "ms" in time_of:
                 of = {"mfu": model / time_of["ms"] * 1e3 / PEAK}
                 if name == "decoder":  # by the convention of PaLM (arXiv 2204.02311), that of causal masks, too
-                    all_pairs = model + rows * cost["attention"] * 6 / 7 * (T - 1) / (T + 1)
+                    all_pairs = model + attention * 6 / 7 * (T - 1) / (T + 1)
                     of["mfu, all pairs"] = all_pairs / time_of["ms"] * 1e3 / PEAK
                 if "ms" in reference:
                     of |= {"over decoder": time_of["ms"] / reference["ms"], "decoder ms": reference["ms"]}
@@ -151,7 +166,7 @@ def decode(record: Callable[[dict], None], options: Any) -> None:
             continue
         network = None
         for rows in (1, 16):
-            prompt, tokens = (5, 3) if options.tiny else (1024, 3072 if rows > 1 and what in LONG else 512)
+            prompt, tokens = (27, 3) if options.tiny else (1024, 3072 if rows > 1 and what in LONG else 512)
             found: dict[str, Any] = {"network": what, "rows": rows, "prompt": prompt, "tokens": tokens}
             try:
                 if network is None:  # once for all rows: drawing weights takes longer than decoding
@@ -168,7 +183,7 @@ def decode(record: Callable[[dict], None], options: Any) -> None:
 def _decode_into(found: dict[str, Any], network: Any, vocabulary: int, rounds: int) -> None:
     """Tokens a second, entered as they are measured: eager over the first few tokens, as CUDA graphs over all."""
     rows, prompt, tokens = found["rows"], found["prompt"], found["tokens"]
-    ids = torch.randint(vocabulary, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = prompts_of(network, vocabulary, rows, prompt)
     few, all_ = (min(tokens, 24), tokens - 1) if rounds else (1, 1)
     session = network.session(rows)
     began = _now()

@@ -74,6 +74,21 @@ def test_a_step_in_bags_is_that_of_the_objective(benchmarks, monkeypatch):
     assert in_bags in seen and {"nll": 32} in seen
 
 
+def test_sentences_are_read_as_sentences(benchmarks, monkeypatch):
+    import gpu_networks
+
+    read, decoded = [], []
+    monkeypatch.setattr(gpu_networks, "stepper", lambda network, batch: read.append(batch) or (lambda: None))
+    gpu_networks.steps(lambda found: None, SimpleNamespace(tiny=True, rounds=1, networks=["gestalt"]))
+    assert sum(map(sum, read[0].lengths)) >= 64 and len({n for stream in read[0].lengths for n in stream}) > 9
+    options = SimpleNamespace(tiny=True, rounds=0, networks=["gestalt"])
+    gpu_networks.decode(decoded.append, options)
+    network = gpu_networks.build("gestalt", gpu_networks.TINY, 62, 64)
+    session = network.session(1)
+    session.prefill([[1] * 25 + [network.end] + [1] * 2])
+    assert [found["cache bytes"] for found in decoded] == [session.bytes, 16 * session.bytes]
+
+
 def test_missing_wheels_are_named(tmp_path):
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import gpu\n"
