@@ -50,6 +50,9 @@ BUGS = {
          "end = tl.minimum(start + keys_per_share, end)", "end = end"),
     ],
     "nn/attention_triton.py": [
+        ("operators of a copy take the place of these",
+         "tests/nn/test_attention_triton.py::test_a_copy_has_operators_of_its_own",
+         'NAMESPACE = re.sub(r"\\W", "_", __name__, flags=re.ASCII)', 'NAMESPACE = "tandem"'),
         ("gradients are dense", LAID_OUT, "x.new_empty_strided(x.shape, x.stride())", "_empty_like(x)"),
         ("gradients of repeated keys share memory", LAID_OUT, "if size > 1 and stride < extent:", "if False:"),
         ("a key is read by a query that ends before it", KERNELS,
