@@ -102,9 +102,8 @@ class CoordinateCheck(Analysis):
 
     class Config(Settings):
         widths: list[Annotated[int, Field(ge=1)]] = Field([64, 128, 256, 512], min_length=2)
-        """Widths at which the network is built; heads stay as wide as they are in the recipe."""
-        base_width: int | None = Field(None, ge=1)
-        """Base width of the transfer; null: that of the recipe, or else the first of `widths`."""
+        """Widths at which the network is built, heads as wide as in the recipe; the first is the base width of the
+        transfer, unless the recipe has one."""
         steps: int = Field(10, ge=0)
         """Updates before the scales are measured, all at the peak rate."""
         lr: float | None = Field(None, gt=0)
@@ -119,7 +118,7 @@ class CoordinateCheck(Analysis):
 
     def measure(self, run: Run) -> dict[str, Any]:
         c, recipe = self.config, run.recipe
-        base = c.base_width or recipe.network.base_width or c.widths[0]
+        base = recipe.network.base_width or c.widths[0]
         rate = c.lr or recipe.optimiser.lr
         plain = ["training.compile=false", "budget=1 steps", f"optimiser.lr={rate!r}"]
         recipe = changed(recipe, plain)
