@@ -20,7 +20,7 @@ continuations of similar length.
 Shapes: B rows, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from tandem.networks.network import Ids, Network, Session, ids_of
 from tandem.recipe import UserError
+from tandem.training.display import Told
 
 
 class Question(NamedTuple):
@@ -63,7 +64,7 @@ def answers(
     questions: Sequence[Question],
     *,
     rows: int,
-    progress: Callable[[int, int], object] = lambda done, total: None,
+    progress: Told = lambda done, total: None,
 ) -> list[Answer]:
     """Answers in the order of the questions, computed on the device of the network.
 

@@ -22,7 +22,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,8 +44,7 @@ from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
 from tandem.networks.network import Network
 from tandem.recipe import UserError, counted
-
-Told = Callable[[int, int], object]
+from tandem.training.display import Told
 
 MOST_TOKENS = 256
 """Tokens to generate where a task does not say; the harness's own number."""

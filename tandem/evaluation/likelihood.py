@@ -37,6 +37,7 @@ from torch import Tensor
 from tandem.corpus import Store, fixed_order, rows_of, suffix_windows
 from tandem.networks.network import Network
 from tandem.recipe import Recipe, Settings, UserError, counted, register
+from tandem.training.display import Told
 
 SPLITS = {"all": slice(None), "comparison": slice(0, None, 2), "tuning": slice(1, None, 2)}
 """Slices of the shuffled order: what is chosen on the tuning half is compared on documents that had no say in it."""
@@ -175,7 +176,7 @@ def likelihood(
     whole: bool = True,
     blocks: Callable[[Tensor], Tensor] | None = None,
     share: tuple[int, int] = (0, 1),
-    progress: Callable[[int, int], object] = lambda done, total: None,
+    progress: Told = lambda done, total: None,
 ) -> Likelihood:
     """Scores documents of `store` with `network`, on the device of its weights.
 
