@@ -28,7 +28,6 @@ import tandem
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.study import Job, Study
-from tandem.comparison.table import plain
 from tandem.corpus.store import end_with_parent
 from tandem.recipe import UserError, require
 from tandem.training.display import TERMINAL, brief_line, clock, say
@@ -64,7 +63,7 @@ def compare(study: Study, path: Path, processes: int = 1) -> None:
         say(f"{names}: in training by other commands; the last one writes the report", "elsewhere")
         return
     page = folder.write()
-    say(plain(folder.summary()))
+    say(page.with_name("table.txt").read_text("utf-8"))
     say(f"{folder.runs}: in a folder each, with record, checkpoints and model", "runs")
     say(page, "report")
     if missing := folder.missing():
