@@ -137,10 +137,9 @@ class Study:
     def arms(self) -> dict[str, dict[str, Any]]:
         """By arm, in order: dotted key -> value of the settings that differ between arms."""
         every = self._values_by_arm()
-        keys = list(dict.fromkeys(key for values in every.values() for key in values))
         first, *others = every.values()
-        same = {key for key in keys if key in first and all(o.get(key, ...) == first[key] for o in others)}
-        return {arm: {k: values[k] for k in keys if k in values and k not in same} for arm, values in every.items()}
+        same = {key for key in first if all(other.get(key, ...) == first[key] for other in others)}
+        return {arm: {k: v for k, v in values.items() if k not in same} for arm, values in every.items()}
 
     @functools.cached_property
     def starts(self) -> dict[str, Path]:
