@@ -236,11 +236,10 @@ def _targets(summary: Summary) -> str:
             if isinstance(spent, str):
                 rows.append([arm, spent, "", ""])
                 continue
-            shown = [scaled(spent.tokens), scaled(spent.flops), clock(spent.seconds)]
-            against = (0, 0, 0) if isinstance(base, str) else base
-            ratios = [own / of if of else math.nan for own, of in zip(spent, against, strict=True)]
-            cells = zip(shown, ratios, strict=True)
-            rows.append([arm, *(f"{cell}  ({ratio:.2f} ×)" if ratio > 0 else cell for cell, ratio in cells)])
+            cells = [scaled(spent.tokens), scaled(spent.flops), clock(spent.seconds)]
+            if not isinstance(base, str):
+                cells = [f"{cell}  ({own / of:.2f} ×)" for cell, own, of in zip(cells, spent, base, strict=True)]
+            rows.append([arm, *cells])
         html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)
     if not html:
         return ""

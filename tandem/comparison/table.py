@@ -1,7 +1,7 @@
 """The main tables of a study: a column for every number, a row for every arm; and all of it as plain text."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,17 +67,12 @@ def _difference_interval(summary: Summary, arm: str, free_ends: bool = False) ->
     return f"{signed(low)} to {signed(high)}{'' if found.is_testable else ALONE}"
 
 
-def corrected_p(summary: Summary, arm: str) -> str:
-    """The p-value of the difference to the baseline, Holm-corrected over these differences."""
-    return _p(summary.judgement.p_to_baseline.get(arm, math.nan), summary)
+def _p(of: Callable[[Summary], Mapping[str, float]]) -> Callable[[Summary, str], str]:
+    def cell(summary: Summary, arm: str) -> str:
+        p = of(summary).get(arm, math.nan)
+        return NONE if math.isnan(p) else chance(p, summary.study.level).removeprefix("= ")
 
-
-def _within(summary: Summary, arm: str) -> str:
-    return _p(summary.p_within.get(arm, math.nan), summary)
-
-
-def _p(p: float, summary: Summary) -> str:
-    return NONE if math.isnan(p) else chance(p, summary.study.level).removeprefix("= ")
+    return cell
 
 
 def _in_windows(summary: Summary, arm: str) -> str:
@@ -92,7 +87,7 @@ LIKELIHOOD = [
     Column("bits/byte", _mean(lambda r: float(r.paid_nats.sum() / np.log(2) / r.document_bytes.sum()), fixed)),
     Column("difference", _difference),
     Column("interval", _difference_interval),
-    Column("p (Holm)", corrected_p),
+    Column("p (Holm)", _p(lambda s: s.judgement.p_to_baseline)),
 ]
 IN_WINDOWS = Column("in windows of the context", _in_windows)
 """Added where an arm reads documents whole."""
@@ -130,7 +125,7 @@ def tabulate(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
 def likelihoods(summary: Summary) -> list[list[str]]:
     """The first table of a study."""
     reads_whole, margin = any(run.in_windows for run in summary.flat), summary.study.keys.margin
-    within = [Column(f"p, within ± {margin:g} (Holm)", _within)] if margin else []
+    within = [Column(f"p, within ± {margin:g} (Holm)", _p(lambda s: s.p_within))] if margin else []
     return tabulate(summary, [*LIKELIHOOD, *within, *([IN_WINDOWS] if reads_whole else [])])
 
 
