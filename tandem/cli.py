@@ -33,7 +33,6 @@ CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one th
 CURES |= {errno.ENAMETOOLONG: "take a shorter name"}
 """Remedies for disk errors, by errno; any other OSError may be a bug."""
 
-
 NO_MEMORY = ("out of memory", "can't allocate memory")
 SMALLER = (
     "take fewer rows or a shorter context at a time or a smaller network; in training, batch.micro_batches and "
@@ -201,9 +200,10 @@ def train(
     """
     from tandem.recipe import load
 
+    name = Path(recipe).name.removesuffix(".yaml").removesuffix(".yml")
     _train(
         lambda: load(recipe, overrides or []),
-        lambda loaded: _place(runs, run, f"{Path(recipe).stem}-{loaded.fingerprint}"),
+        lambda loaded: _place(runs, run, f"{name}-{loaded.fingerprint}"),
     )
 
 

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from pydantic import Field
@@ -136,6 +137,13 @@ def test_show_notes_what_an_override_does_not_keep(command, tmp_path):
 
     (tmp_path / "deep.yaml").write_text("budget: 3 steps\nnetwork: {name: decoder, depth: 5}\n")
     assert "afresh, without network.depth=5" in command("show", "deep.yaml", "network.name=flat")[1]
+
+
+@pytest.mark.parametrize(("asked", "name"), [("own/0.5m", "0.5m"), ("own/0.5m.yaml", "0.5m"), ("mine.yml", "mine")])
+def test_a_run_is_called_after_its_recipe(monkeypatch, asked, name):
+    loaded = SimpleNamespace(fingerprint="123")
+    monkeypatch.setattr(cli, "_train", lambda recipe, path: print(path(loaded)))
+    assert CliRunner().invoke(cli.main, ["train", asked]).stdout == f"runs/{name}-123\n"
 
 
 @pytest.mark.parametrize("what", [["decoder", "network.depth=3"], ["mine.yaml", "network.depth=3"]])

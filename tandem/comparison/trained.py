@@ -191,7 +191,8 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         run, folder = open_trained(path, unfinished, step), path / "analysis"
     elif takes_recipe:
         run = built(load(str(path), [*overrides, "budget=1 steps"]), None, ALONE)
-        folder = Path("analysis") / str(path.with_suffix("")).replace("/", "-")
+        recipe = path.with_suffix("") if is_path(str(path)) else path
+        folder = Path("analysis") / str(recipe).replace("/", "-")
     else:
         here, folder = RunFolder.open(path), path / "analysis"
         run = built(_recipe(here), here.steps or 1, ALONE)

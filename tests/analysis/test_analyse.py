@@ -180,10 +180,12 @@ def test_a_stream_without_a_present_loss_has_no_ratios(runs, small_corpus):
 def test_an_analysis_of_the_text_alone_takes_a_recipe(small_corpus, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes/own").mkdir(parents=True)
+    (tmp_path / "recipes/own/0.5m.yaml").write_text("extends: decoder/tiny\n")
     options = ["groups=0", "longest=16", "analysis.classes=32"]
-    done = tandem("analyse", "mutual_information", "decoder/tiny", *options, *small_corpus)
+    done = tandem("analyse", "mutual_information", "own/0.5m", *options, *small_corpus)
     assert done.exit_code == 0, done.output
-    record = json.loads((tmp_path / "analysis/decoder-tiny/mutual_information.json").read_text())
+    record = json.loads((tmp_path / "analysis/own-0.5m/mutual_information.json").read_text())
     assert len(record["information"]) == 16 and record["options"]["classes"] == 32
 
 
