@@ -115,13 +115,10 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
     recipe = read_config(path).get("recipe")
     if recipe is None:
         raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
-    kept = {  # all but places on the machine that trained it
-        section: {key: value for key, value in options.items() if f"{section}.{key}" not in PLACES}
-        if isinstance(options, dict)
-        else options
-        for section, options in recipe.items()
-    }
-    return Exported(network, tokenizer, saved(kept, str(path / CONFIG)))
+    for place in PLACES:  # on the machine that trained it
+        section, _, key = place.partition(".")
+        recipe.get(section, {}).pop(key, None)
+    return Exported(network, tokenizer, saved(recipe, str(path / CONFIG)))
 
 
 def evaluate(
