@@ -219,7 +219,7 @@ def convert(
 
     _train(
         lambda: converted(source, overrides or []),
-        lambda recipe: _place(runs, run, f"{source.name}-converted-{recipe.fingerprint}"),
+        lambda recipe: _place(runs, run, f"{source.absolute().name}-converted-{recipe.fingerprint}"),
     )
 
 
@@ -387,7 +387,7 @@ def import_model(
     from tandem.comparison.imported import import_run
 
     def path(loaded: Any) -> Path:
-        return _place(runs, run, f"{folder.name}-{loaded.fingerprint}")
+        return _place(runs, run, f"{folder.absolute().name}-{loaded.fingerprint}")
 
     print(import_run(folder, recipe, overrides or [], path))
 

@@ -139,11 +139,21 @@ def test_show_notes_what_an_override_does_not_keep(command, tmp_path):
     assert "afresh, without network.depth=5" in command("show", "deep.yaml", "network.name=flat")[1]
 
 
-@pytest.mark.parametrize(("asked", "name"), [("own/0.5m", "0.5m"), ("own/0.5m.yaml", "0.5m"), ("mine.yml", "mine")])
-def test_a_run_is_called_after_its_recipe(monkeypatch, asked, name):
-    loaded = SimpleNamespace(fingerprint="123")
-    monkeypatch.setattr(cli, "_train", lambda recipe, path: print(path(loaded)))
-    assert CliRunner().invoke(cli.main, ["train", asked]).stdout == f"runs/{name}-123\n"
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["train", "own/0.5m"], "0.5m"),
+        (["train", "own/0.5m.yaml"], "0.5m"),
+        (["train", "mine.yml"], "mine"),
+        (["convert", "runs/0.5m"], "0.5m-converted"),
+        (["convert", "."], "here-converted"),
+    ],
+)
+def test_a_run_is_called_after_what_it_is_made_from(monkeypatch, tmp_path, args, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(cli, "_train", lambda recipe, path: print(path(SimpleNamespace(fingerprint="123"))))
+    assert CliRunner().invoke(cli.main, args).stdout == f"runs/{name}-123\n"
 
 
 @pytest.mark.parametrize("what", [["decoder", "network.depth=3"], ["mine.yaml", "network.depth=3"]])
