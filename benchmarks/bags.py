@@ -14,28 +14,23 @@ import subprocess
 import sys
 
 import torch
+from batches import drawn, in_bags, one_document
 from machine import compare, header, options_of, write
-from steps import Steps, growth, one_document
+from steps import Steps, growth
 
-from tandem.corpus import IGNORE, Batch
 from tandem.networks.decoder import Decoder
 from tandem.objectives.superposition import Superposition
 
 VOCABULARY, ROWS, CONTEXT = 32_000, 16, 256
 
 
-def in_bags(network, bag, dtype, rows, compiled):
+def steps_in_bags(network, bag, dtype, rows, compiled):
     """Steps in bags; bags of 1 are next tokens."""
 
     def batch(step):
         if bag == 1:
             return one_document(VOCABULARY, rows, CONTEXT, step)
-        generator = torch.Generator().manual_seed(step)
-        ids = (torch.rand(rows, (CONTEXT + 1) * bag, generator=generator) ** 3 * VOCABULARY).long()
-        bags = ids.unflatten(1, (-1, bag))
-        targets = bags[:, 1:].clone()
-        targets[:, -1, 1:] = IGNORE  # the last bag of a row has one target
-        return Batch(bags[:, :-1].contiguous(), targets, torch.zeros(rows, CONTEXT, dtype=torch.long))
+        return in_bags(drawn((rows, (CONTEXT + 1) * bag), VOCABULARY, step), bag)
 
     return Steps(network, batch, Superposition(Superposition.Config(bag=bag)), dtype=dtype, compiled=compiled)
 
@@ -47,7 +42,7 @@ def network():
 
 def extra_memory(bag, dtype, rows):
     """Bytes by which this process grows over two steps, after everything is built."""
-    steps = in_bags(network(), bag, dtype, rows, compiled=False)
+    steps = steps_in_bags(network(), bag, dtype, rows, compiled=False)
     return growth(lambda: (steps(0), steps(1)))
 
 
@@ -67,7 +62,7 @@ def main():
         return
     print(header())
     one = network()  # the arms differ only in what a step reads and predicts
-    bags, tokens = (in_bags(one, bag, dtype, given.rows, not given.eager) for bag in (given.bag, 1))
+    bags, tokens = (steps_in_bags(one, bag, dtype, given.rows, not given.eager) for bag in (given.bag, 1))
     counts = itertools.count()
 
     what = f"bags of {given.bag} / next token, V {VOCABULARY:,}, {given.rows * CONTEXT:,} positions"

@@ -26,8 +26,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from batches import one_document
 from machine import compare, header, options_of, write
-from steps import Steps, one_document
+from steps import Steps
 
 from tandem.corpus.partition import PartitionConfig, training_blocks
 from tandem.networks.decoder import Decoder

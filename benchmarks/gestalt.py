@@ -20,10 +20,11 @@ import time
 from typing import Any
 
 import torch
+from batches import lengths_of, streams
 from machine import compare, header, options_of, write
 from steps import DEVICE, growth
 
-from tandem.corpus.streams import Stream, StreamBatch, stream_totals
+from tandem.corpus.streams import StreamBatch
 from tandem.networks.gestalt import Gestalt
 from tandem.networks.gestalt_reading import NO_DROPOUT
 from tandem.objectives.next_token import NextToken
@@ -39,27 +40,6 @@ def built(**settings) -> Gestalt:
     return Gestalt(config, VOCABULARY, 256, torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def lengths_of(step: int, tokens: int = TOKENS) -> list[list[int]]:
-    """Streams of 15 to 30 sentences, so many tokens or just over; mean 25 and a long tail."""
-    generator, lengths = torch.Generator().manual_seed(step), []
-    while sum(map(sum, lengths)) < tokens:
-        count = int(torch.randint(15, 31, (), generator=generator))
-        drawn = (torch.randn(count, generator=generator) * 0.55 + 3.07).exp().round().clamp(3, 64)
-        lengths.append(drawn.long().tolist())
-    return sorted(lengths, key=len, reverse=True)
-
-
-def streams(lengths: list[list[int]], vocabulary: int = VOCABULARY) -> StreamBatch:
-    """Random text, low ids more frequent."""
-    generator = torch.Generator().manual_seed(0)
-    text = (torch.rand(sum(map(sum, lengths)), generator=generator) ** 3 * vocabulary).long()
-    end = torch.tensor([vocabulary])
-    pieces = text.split([n for stream in lengths for n in stream])
-    targets = torch.cat([part for piece in pieces for part in (piece, end)])[None]
-    made, ids = [Stream(i, 0, stream) for i, stream in enumerate(lengths)], list(range(len(lengths)))
-    return StreamBatch(text, targets, lengths, ids, [0] * len(ids), *stream_totals(made), end_weight=0.05)
-
-
 def packed(network: Gestalt, batch: StreamBatch) -> None:
     objective = NextToken(NextToken.Config())
     loss, _ = objective.loss(network, batch.to(DEVICE), objective.count(network, batch))
@@ -71,7 +51,7 @@ def literal(network: Gestalt, batch: StreamBatch) -> None:
 
 
 def speed(dtype: torch.dtype, pairs: int, compiled: bool, clock) -> dict[str, Any]:
-    batches = [streams(lengths_of(step)) for step in range(4)]
+    batches = [streams(lengths_of(step, TOKENS), VOCABULARY) for step in range(4)]
 
     def arm(run):
         network, turns = built(), itertools.cycle(batches)
@@ -95,7 +75,7 @@ def speed(dtype: torch.dtype, pairs: int, compiled: bool, clock) -> dict[str, An
 
 def extra_memory(recompute: bool, sentences: int) -> int:
     """Bytes by which this process grows over two steps, after everything is built."""
-    network, batch = built(), streams([[25] * sentences] * 8)
+    network, batch = built(), streams([[25] * sentences] * 8, VOCABULARY)
     network.recompute = recompute
     return growth(lambda: (packed(network, batch), packed(network, batch)))
 

@@ -29,12 +29,12 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from gestalt import lengths_of, streams
+from batches import in_bags, lengths_of, streams
 from machine import append, compile_each_shape, header, machine, options_of, time_arms, told
 from torch import Tensor
 
 import tandem.networks  # noqa: F401 - registers them
-from tandem.corpus import IGNORE, Batch
+from tandem.corpus import Batch
 from tandem.corpus.prefixes import divided
 from tandem.networks.captured import CapturedSession
 from tandem.networks.cost import SENTENCE, Parts
@@ -245,16 +245,13 @@ def heads(record: Callable[[dict], None], options: Any) -> None:
 
 def bags(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary, bag = (TINY, 2, 16, 62, 4) if options.tiny else (S, 4, 4096, 50_302, 8)
-    one = rows_of(vocabulary, rows, T)
-    bagged = rows_of(vocabulary, rows, (T + 1) * bag).tokens.unflatten(1, (-1, bag))
-    targets = bagged[:, 1:].clone()
-    targets[:, -1, 1:] = IGNORE
+    bagged = in_bags(rows_of(vocabulary, rows, (T + 1) * bag).tokens, bag)
     network = build("decoder", shape, vocabulary, T)
     if not options.tiny:
         network.compile()
     arms = {
-        "bags": stepper(network, Batch(bagged[:, :-1].contiguous(), targets, one.starts, one.key), bag),
-        "next token": stepper(network, one),
+        "bags": stepper(network, bagged.keyed(0, part=0), bag),
+        "next token": stepper(network, rows_of(vocabulary, rows, T)),
     }
     memory = {name: _peak(run) for name, run in arms.items()}
     times = time_arms(arms, options.rounds, calls=IN_A_ROW)

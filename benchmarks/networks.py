@@ -11,8 +11,9 @@ import itertools
 from typing import Any
 
 import torch
+from batches import one_document
 from machine import compare, header, options_of, write
-from steps import DEVICE, Steps, one_document
+from steps import DEVICE, Steps
 
 import tandem.networks  # noqa: F401 - registers them
 from tandem.recipe import registered

@@ -32,8 +32,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from batches import one_document
 from machine import compare, header, options_of, write
-from steps import Steps, growth, one_document
+from steps import Steps, growth
 
 from tandem.analysis.pointer_chasing import BLOCK
 from tandem.networks.context_ready import ContextReady

@@ -63,13 +63,6 @@ class Steps:
         return next(iter(take_step(self, step).means().values()))  # type: ignore[arg-type]
 
 
-def one_document(vocabulary: int, rows: int, context: int, step: int) -> Batch:
-    """Rows of random tokens, each of one document; low ids are more frequent."""
-    generator = torch.Generator().manual_seed(step)
-    ids = (torch.rand(rows, context + 1, generator=generator) ** 3 * vocabulary).long()
-    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.zeros(rows, context, dtype=torch.long))
-
-
 def growth(run: Callable[[], object]) -> int:
     """Peak growth in bytes of this process, or of the device's memory, while `run` runs."""
     if DEVICE.type == "cuda":

@@ -15,9 +15,10 @@ import sys
 import time
 
 import torch
+from batches import one_document
 from machine import compare, header, options_of, write
 from minimal import Minimal, Stepper, copy_weights
-from steps import DEVICE, LR, Steps, growth, one_document
+from steps import DEVICE, LR, Steps, growth
 
 from tandem.networks.decoder import Decoder
 

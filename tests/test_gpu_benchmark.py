@@ -98,6 +98,16 @@ def test_missing_wheels_are_named(tmp_path):
     assert done.returncode == 1 and "missing here: not_there." in done.stderr and "pip download" in done.stderr
 
 
+def test_the_parts_need_no_package_that_the_script_does_not_provide():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules.update(dict.fromkeys(sys.argv[2:]))\n"
+        "import gpu_attention, gpu_networks, gpu_shapes"
+    )
+    command = [sys.executable, "-c", code, str(FOLDER), "rich", "typer", "safetensors"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_without_pydantic_what_it_needs_comes_from_wheels_too(benchmarks, monkeypatch, tmp_path):
     import gpu
 
