@@ -47,13 +47,11 @@ def extra_memory(bag, dtype, rows):
 
 
 def main():
-    arguments = options_of(__doc__)
-    arguments.add_argument("--pairs", type=int, default=20)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--bag", type=int, default=8)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     arguments.add_argument("--rows", type=int, default=ROWS)
     arguments.add_argument("--eager", action="store_true", help="leave the blocks uncompiled")
-    arguments.add_argument("--out")
     arguments.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     dtype = getattr(torch, given.dtype)

@@ -21,10 +21,8 @@ LENGTH, STEPS, REQUIRED = 512, 8, 20
 
 
 def main() -> int:
-    arguments = options_of(__doc__)
-    arguments.add_argument("--pairs", type=int, default=20)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--threads", type=int)
-    arguments.add_argument("--out")
     options = arguments.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)

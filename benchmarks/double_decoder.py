@@ -152,11 +152,9 @@ PARTS = {"work": work, "step": step, "decode": decode, "prefix": prefix}
 
 
 def main() -> int:
-    arguments = options_of(__doc__)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--eager", action="store_true")
-    arguments.add_argument("--out")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     print(header())

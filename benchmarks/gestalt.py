@@ -94,12 +94,10 @@ def memory() -> dict[str, Any]:
 
 
 def main():
-    arguments = options_of(__doc__)
-    arguments.add_argument("--pairs", type=int, default=10)
+    arguments = options_of(__doc__, pairs=10)
     arguments.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     arguments.add_argument("--compile", action="store_true")
     arguments.add_argument("--cpu-time", action="store_true")
-    arguments.add_argument("--out")
     arguments.add_argument("--memory-of", nargs=2, type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.memory_of:

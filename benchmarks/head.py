@@ -66,10 +66,8 @@ def extra_memory(arm, dtype):
 
 
 def main():
-    arguments = options_of(__doc__)
-    arguments.add_argument("--pairs", type=int, default=20)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    arguments.add_argument("--out")
     arguments.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     dtype = getattr(torch, given.dtype)

@@ -148,9 +148,13 @@ def write(path: str | Path | None, records: list[dict]) -> None:
         Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))
 
 
-def options_of(text: str | None) -> argparse.ArgumentParser:
-    """A parser of options, whose help begins with `text` as it stands."""
-    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options_of(text: str | None, pairs: int = 0) -> argparse.ArgumentParser:
+    """A parser of options, whose help begins with `text` as it stands; with the options of what times `pairs`."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if pairs:
+        parser.add_argument("--pairs", type=int, default=pairs)
+        parser.add_argument("--out")
+    return parser
 
 
 def _time(run: Callable[[], Any], clock: Callable[[], float]) -> float:

@@ -68,13 +68,11 @@ def generating(name, settings, rows, pairs):
 
 
 def main():
-    arguments = options_of(__doc__)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--networks", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     arguments.add_argument("--context", type=int, default=1024)
     arguments.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="of generation")
-    arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--eager", action="store_true")
-    arguments.add_argument("--out")
     options = arguments.parse_args()
     print(header())
     records = []

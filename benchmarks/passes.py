@@ -192,12 +192,10 @@ PARTS = {"step": step, "parts": parts, "memory": memory, "streaming": streaming,
 
 
 def main() -> int:
-    arguments = options_of(__doc__)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    arguments.add_argument("--pairs", type=int, default=20)
     arguments.add_argument("--tiny", action="store_true", help="a few channels: to see that it runs")
     arguments.add_argument("--float32", action="store_true")
-    arguments.add_argument("--out")
     arguments.add_argument("--memory-of", nargs=2, metavar=("SHAPE", "ARM"), help=argparse.SUPPRESS)
     options = arguments.parse_args()
     torch.set_num_threads(1)

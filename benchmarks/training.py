@@ -65,10 +65,8 @@ def losses(steps):
 
 
 def main():
-    arguments = options_of(__doc__)
-    arguments.add_argument("--pairs", type=int, default=20)
+    arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--loss-steps", type=int, default=200)
-    arguments.add_argument("--out")
     arguments.add_argument("--memory-of", choices=["trainer", "hand"], help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.memory_of:
