@@ -113,11 +113,6 @@ class Corpus:
                 raise ValueError(f"vocabulary = {self.vocabulary}: {reason}")
             return {"vocabulary": 4096} if self.tokenizer == "bpe" else {}
 
-        @field_validator("tokenizer", "folder", mode="before")
-        @classmethod
-        def _path_is_text(cls, path):
-            return str(path) if isinstance(path, Path) else path
-
         @field_validator("texts", "validation")
         @classmethod
         def _names_are_readable(cls, names):

@@ -155,7 +155,9 @@ def _fill(network: Decoder, weights: dict[str, Tensor], folder: Path, rows: int)
             else:
                 found.append(weight.float())
         if not missing:
-            state[name] = _rows(torch.cat(found), padded(network.vocabulary)) if is_table else torch.cat(found)
+            state[name] = torch.cat(found)
+            if is_table:  # filled up with rows of zeros, or cut
+                state[name] = torch.nn.functional.pad(state[name], (0, 0, 0, padded(network.vocabulary) - rows))
     left = [name for name in weights if not name.endswith("rotary_emb.inv_freq")]
     if missing or left:
         told = [f"{', '.join(names[:3])} {what}" for what, names in (("missing", missing), ("unknown", left)) if names]
@@ -181,8 +183,3 @@ def _places(network: Decoder) -> Iterator[tuple[str, list[str]]]:
     yield "norm.weight", ["model.norm.weight"]
     if not network.config.tied:
         yield "output.weight", ["lm_head.weight"]
-
-
-def _rows(table: Tensor, rows: int) -> Tensor:
-    """The table cut to `rows` rows, or filled up with zeros."""
-    return torch.nn.functional.pad(table[:rows], (0, 0, 0, max(0, rows - len(table))))
