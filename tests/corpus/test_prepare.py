@@ -99,15 +99,20 @@ def test_fewer_training_tokens_are_read_from_the_same_prepared_text(config, text
         config(train_tokens=2000, texts={str(texts / "0.jsonl"): 0.5, str(texts / "1.jsonl"): 0.5})
 
 
-def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, texts, tmp_path, monkeypatch):
-    seen = []
-    real = prepare_module.Tokenizer.train.__func__
+@pytest.fixture
+def seen(monkeypatch):
+    """The texts on which tokenizers are trained."""
+    seen, real = [], prepare_module.Tokenizer.train.__func__
 
     def train(cls, texts, vocabulary):
         seen.extend(texts)
         return real(cls, seen, vocabulary)
 
     monkeypatch.setattr(prepare_module.Tokenizer, "train", classmethod(train))
+    return seen
+
+
+def test_a_tokenizer_is_trained_on_training_texts_only_and_evenly(config, texts, tmp_path, monkeypatch, seen):
     corpus = prepare(config(tokenizer="bpe", vocabulary=300))
     assert seen == texts_in(corpus.train)
     seen.clear()
@@ -336,15 +341,7 @@ def test_what_is_prepared_without_shares_keeps_its_name_and_contents(tmp_path, m
     assert sorted(path.name for path in store.folder.iterdir()) == sorted([*files, "manifest.json"])
 
 
-def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(mixture, monkeypatch):
-    seen = []
-    real = prepare_module.Tokenizer.train.__func__
-
-    def train(cls, texts, vocabulary):
-        seen.extend(texts)
-        return real(cls, seen, vocabulary)
-
-    monkeypatch.setattr(prepare_module.Tokenizer, "train", classmethod(train))
+def test_a_tokenizer_is_trained_on_a_mixture_by_its_shares(mixture, monkeypatch, seen):
     monkeypatch.setattr(prepare_module, "SAMPLE", 2000)
     prepare(mixture(tokenizer="bpe", vocabulary=300))
     first = sum(len(text) for text in seen if TEXTS.index(text) < 100)
