@@ -60,11 +60,6 @@ def step_of(arm, dtype):
     return step
 
 
-def extra_memory(arm, dtype):
-    """Bytes by which the process grows over one step, gradients included."""
-    return growth(step_of(arm, dtype))
-
-
 def main():
     arguments = options_of(__doc__, pairs=20)
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -72,7 +67,7 @@ def main():
     given = arguments.parse_args()
     dtype = getattr(torch, given.dtype)
     if given.memory_of:
-        print(extra_memory(given.memory_of, dtype))
+        print(growth(step_of(given.memory_of, dtype)))  # bytes, gradients included
         return
     print(header())
     command = [sys.executable, __file__, "--dtype", given.dtype, "--memory-of"]

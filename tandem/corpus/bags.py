@@ -18,6 +18,8 @@ read. A shorter document has no targets and is skipped.
 Letters: B rows, l positions of a row, s tokens of a bag, S targets of a position, L tokens of a row.
 """
 
+import functools
+
 import numpy as np
 import torch
 
@@ -72,7 +74,7 @@ class FoldedRows:
     def __init__(self, order: Order, rows: int, context: int, *, bag: int, slots: int):
         self.order, self.rows, self.context = order, rows, context
         self.bag, self.slots = bag, slots
-        self._cached: tuple[int, np.ndarray] | None = None
+        self._ends = functools.lru_cache(maxsize=1)(self._counted)
         if len(order.sources) > 1:
             raise UserError("objective.boundary: fold takes a corpus without shares; take boundary: ignore")
         lengths = order.store.lengths
@@ -121,11 +123,9 @@ class FoldedRows:
             start, count = start + last - first, count - (last - first)
         return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
 
-    def _ends(self, number: int) -> np.ndarray:
+    def _counted(self, number: int) -> np.ndarray:
         """(D,) the number of bags up to the end of each document of an epoch."""
-        if self._cached is None or self._cached[0] != number:
-            self._cached = number, np.cumsum(self.bags[self.order.epoch(number).documents])
-        return self._cached[1]
+        return np.cumsum(self.bags[self.order.epoch(number).documents])
 
 
 def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:

@@ -23,6 +23,7 @@ and of the (sum of all L) tokens before it, and gathers its tokens in one indexi
 Letters: D documents, N tokens.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -77,17 +78,13 @@ class Source:
     def __init__(self, store: Store, documents: np.ndarray, seed: int, number: int):
         self.store, self.documents, self.seed, self.number = store, documents, seed, number
         self.tokens, self.longest = int(store.lengths[documents].sum()), int(store.lengths[documents].max())
-        self._epochs: dict[int, Epoch] = {}
+        self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
 
-    def epoch(self, number: int) -> Epoch:
-        if number not in self._epochs:
-            # For source 0, this equals the key (seed, epoch), because numpy ignores a trailing zero: a mixture of one
-            # source is the corpus without shares.
-            documents = self.documents[shuffled(len(self.documents), self.seed, number, self.number)]
-            while len(self._epochs) > 1:
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[number] = Epoch(documents, np.cumsum(self.store.lengths[documents]))
-        return self._epochs[number]
+    def _epoch(self, number: int) -> Epoch:
+        # For source 0, this equals the key (seed, epoch), because numpy ignores a trailing zero: a mixture of one
+        # source is the corpus without shares.
+        documents = self.documents[shuffled(len(self.documents), self.seed, number, self.number)]
+        return Epoch(documents, np.cumsum(self.store.lengths[documents]))
 
     def between(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The documents that begin at low <= position < high, where each begins, and the tokens before the first."""

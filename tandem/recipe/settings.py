@@ -127,12 +127,7 @@ def is_mapping(section: str, option: str) -> bool:
     register_all()
     choices = registered(section).values() if section in SECTIONS else ()
     fields = (cls.Config.model_fields.get(option) for cls in choices)
-    return any(field is not None and _is_mapping(field.annotation) for field in fields)
-
-
-def _is_mapping(annotation: Any) -> bool:
-    kind = get_origin(annotation)
-    return kind is dict or (kind in (Annotated, Union, UnionType) and any(map(_is_mapping, get_args(annotation))))
+    return any(field is not None and part_of(field.annotation, "any key") for field in fields)
 
 
 def require(module: str, extra: str) -> ModuleType:
