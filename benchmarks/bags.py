@@ -9,7 +9,6 @@ first step, one process per arm, not compiled.
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 
@@ -56,7 +55,7 @@ def main():
     given = arguments.parse_args()
     dtype = getattr(torch, given.dtype)
     if given.memory_of:
-        print(json.dumps(extra_memory(given.memory_of, dtype, given.rows)))
+        print(extra_memory(given.memory_of, dtype, given.rows))
         return
     print(header())
     one = network()  # the arms differ only in what a step reads and predicts

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from batches import one_document
-from machine import compare, header, options_of, write
+from machine import compare, header, missed, options_of, write
 from steps import Steps
 
 from tandem.corpus.partition import PartitionConfig, training_blocks
@@ -160,10 +160,7 @@ def main() -> int:
     print(header())
     records = [record for part in options.only for record in PARTS[part](options)]
     write(options.out, records)
-    asked = [record for record in records if "required" in record]
-    missed = [r for r in asked if (r["ratio"] > r["required"]) is r["at_most"]]
-    print(f"{len(missed)} of {len(asked)} requirements missed")
-    return 1 if missed else 0
+    return missed(records)
 
 
 if __name__ == "__main__":

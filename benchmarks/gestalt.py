@@ -13,7 +13,6 @@ adds.
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -101,7 +100,7 @@ def main():
     arguments.add_argument("--memory-of", nargs=2, type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.memory_of:
-        print(json.dumps(extra_memory(bool(options.memory_of[0]), options.memory_of[1])))
+        print(extra_memory(bool(options.memory_of[0]), options.memory_of[1]))
         return
     print(header())
     if options.cpu_time:

@@ -148,6 +148,14 @@ def write(path: str | Path | None, records: list[dict]) -> None:
         Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine(), *records]))
 
 
+def missed(records: list[dict]) -> int:
+    """The exit status of a script: 1 if a ratio is not as `required`, by default at most; prints how many are not."""
+    asked = [record for record in records if "required" in record]
+    found = [r for r in asked if (r["ratio"] > r["required"]) is r.get("at_most", True)]
+    print(f"{len(found)} of {len(asked)} requirements missed")
+    return 1 if found else 0
+
+
 def options_of(text: str | None, pairs: int = 0) -> argparse.ArgumentParser:
     """A parser of options, whose help begins with `text` as it stands; with the options of what times `pairs`."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)

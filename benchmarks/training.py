@@ -9,7 +9,6 @@ process per arm, not compiled. Losses: 200 steps in float32 on the same batches 
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -70,7 +69,7 @@ def main():
     arguments.add_argument("--memory-of", choices=["trainer", "hand"], help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.memory_of:
-        print(json.dumps(memory(given.memory_of)))
+        print(memory(given.memory_of))
         return
     print(header())
     records = [times(given.pairs)]

@@ -123,7 +123,8 @@ def is_choice(kind: str) -> bool:
 
 
 def is_mapping(section: str, option: str) -> bool:
-    """Whether some choice in a section has this option as a mapping of data, such as a mixture: its keys are none."""
+    """Whether some choice in a section has this option as a mapping of data, such as a mixture, whose keys are not
+    options."""
     register_all()
     choices = registered(section).values() if section in SECTIONS else ()
     fields = (cls.Config.model_fields.get(option) for cls in choices)
