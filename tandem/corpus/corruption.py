@@ -144,6 +144,6 @@ def in_one_row(texts: list[tuple[np.ndarray, np.ndarray]], start: int) -> Batch:
         starts.append(np.full(len(context) + len(asked), begin))
         blocks += [np.full(len(context), begin), np.full(len(asked), begin + len(context))]
         begin += len(context) + len(asked)
-    rows = [np.concatenate([np.zeros(0), *parts]).astype(np.int64)[None] for parts in (tokens, targets, starts, blocks)]
+    rows = [np.concatenate(parts).astype(np.int64)[None] for parts in (tokens, targets, starts, blocks)]
     tokens, targets, starts, blocks = map(torch.from_numpy, rows)
     return Batch(tokens, targets, starts, blocks=blocks)
