@@ -38,9 +38,11 @@ class Node:
 
     @classmethod
     def of(cls, value: Any, origin: Origin) -> "Node":
-        """A plain mapping or scalar as a tree of one origin."""
+        """A plain value as a tree of one origin."""
         if isinstance(value, dict):
             value = {key: cls.of(inner, origin) for key, inner in value.items()}
+        elif isinstance(value, list):
+            value = [cls.of(inner, origin) for inner in value]
         return cls(value, origin)
 
     def under(self, keys: Sequence[str]) -> "Node":

@@ -19,7 +19,6 @@ from tandem.recipe.document import (
     Origin,
     Problems,
     is_study,
-    parse,
     read_chain,
     read_overrides,
     shown,
@@ -122,14 +121,14 @@ def load(reference: str, overrides: Iterable[str] = ()) -> Recipe:
 def changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     """`recipe` with `section.key=value` on top. Raises: UserError as `load` does."""
     problems = Problems()
-    written = parse(recipe.to_yaml(), DERIVED, problems)
+    written = Node.of(recipe.values, DERIVED)
     return resolve([written, read_overrides(overrides, problems)], DERIVED, problems)
 
 
 def saved(values: dict[str, Any], source: str) -> Recipe:
     """The recipe with these values, which the file `source` keeps. Raises: UserError as `load` does."""
-    problems, origin = Problems(), Origin(source)
-    return resolve([parse(to_yaml(values), origin, problems)], origin, problems)
+    origin = Origin(source)
+    return resolve([Node.of(values, origin)], origin, Problems())
 
 
 def resolve(layers: Sequence[Node], origin: Origin, problems: Problems) -> Recipe:

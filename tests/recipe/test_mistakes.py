@@ -6,6 +6,7 @@ import pytest
 from written import BODY, complaint, recipe
 
 from tandem.recipe import Settings, UserError, load, register
+from tandem.recipe.resolve import saved
 
 UNITS = 'write "5e9 tokens" (units: tokens, flops, seconds, minutes, hours, steps)'
 TAKES = "a recipe takes seed, budget, extends, corpus, network, objective, batch"
@@ -265,6 +266,13 @@ WRONG_OVERRIDES = {
 def test_a_wrong_override_is_told_as_one(override, monkeypatch):
     monkeypatch.setenv("EMPTY", "")
     assert complaint(overrides=[override]) == WRONG_OVERRIDES[override]
+
+
+def test_a_mistake_in_a_recipe_that_another_file_keeps_is_told_without_a_line():
+    values = {"budget": "5e6 tokens", "network": {"name": "decoder"}, "corpus": {"texts": ["a.txt", 3]}}
+    with pytest.raises(UserError) as caught:
+        saved(values, "model/config.json")
+    assert str(caught.value) == "model/config.json  corpus.texts.1 = 3: must be text"
 
 
 def test_a_value_that_the_shell_has_split_is_told_with_its_quotes():
