@@ -8,7 +8,6 @@ Randomness comes from generators keyed by (seed, purpose), so that more draws in
 
 import copy
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -161,10 +160,13 @@ class Run:
         if price(1) > amount:
             one = f"{price(1):,}" if isinstance(price(1), int) else f"{price(1):.3g}"
             raise UserError(f"budget = {self.recipe.budget}: one step alone takes {one} {self.recipe.budget.unit}")
-        high = 2
+        low, high = 1, 2  # `low` is affordable
         while price(high) <= amount:
-            high *= 2
-        return bisect_right(range(high), amount, lo=high // 2, key=price) - 1
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if price(middle) <= amount else (low, middle)
+        return low
 
     def require_steps(self) -> None:
         """Raises: UserError where the recipe names a step that the run does not reach."""

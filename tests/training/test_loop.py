@@ -136,7 +136,8 @@ def test_a_step_counts_by_what_it_has_drawn(make_run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("budget", "steps"), [("30 steps", 30), ("1280 tokens", 10), ("1300 tokens", 10), ("1e9 flops", None)]
+    ("budget", "steps"),
+    [("30 steps", 30), ("1280 tokens", 10), ("1300 tokens", 10), ("1e9 flops", None), ("1e30 steps", int(1e30))],
 )
 def test_a_budget_is_spent_and_not_exceeded(make_run, budget, steps):
     run = make_run(budget=budget)
