@@ -38,8 +38,8 @@ class NextToken:
         return network.suffixes_only
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
-        """`config`: its options where the recipe's objective is another one, which runs this one as its first phase."""
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        """(key, reason) of what the recipe cannot have; the recipe's objective may be one whose first phase is this."""
         if reason := cls.refusal(recipe.choice("network")):
             yield "objective.name", f"network {recipe.value('network.name')} {reason}"
 

@@ -64,11 +64,10 @@ class PrefixLM(NextToken):
         return "reads sentences, and break points lie anywhere" if network.reads_sentences else ""
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from super().check(recipe)
         if after := recipe.objective.after:
-            first = FIRST[after]
-            yield from (("objective.after", reason) for _, reason in first.check(recipe, first.Config()))
+            yield from (("objective.after", reason) for _, reason in FIRST[after].check(recipe))
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:
         """The phases of a run of `steps` steps: those of the first objective, if any, and its own."""

@@ -30,9 +30,9 @@ class SpanCorruption(NextToken):
         pass
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from super().check(recipe)
-        asked = (config or recipe.objective).sentinels
+        asked = getattr(recipe.objective, "sentinels", cls.Config().sentinels)
         if (has := getattr(recipe.network, "sentinels", asked)) < asked:
             yield "objective.sentinels", f"asks for {asked} sentinels, network.sentinels is {has}; give it as many"
 

@@ -99,8 +99,8 @@ class Superposition(NextToken):
             return {}
 
     @classmethod
-    def check(cls, recipe: Recipe, config: Any = None) -> Iterator[tuple[str, str]]:
-        config, batch, network = config or recipe.objective, recipe.batch, recipe.choice("network")
+    def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
         bag = config.bag
         if reason := network.suffixes_only or (bag > 1 and network.tokens_only):
             yield "objective.name", f"network {recipe.value('network.name')} {reason}"
@@ -149,13 +149,11 @@ class Superposition(NextToken):
 
     def _bags(self, rows: PackedRows) -> View:
         c = self.config
-        slots, fold = c.bag if c.bag_out else 1, c.boundary == "fold"
-        if not c.bag_in:
-            return BagRows(rows.order, rows.rows, rows.context, bag=1, slots=slots, tail=True, documents=fold)
-        shape = self._shape(c, rows.rows, rows.context)
-        if fold:
-            return FoldedRows(rows.order, *shape, bag=c.bag, slots=slots)
-        return BagRows(rows.order, *shape, bag=c.bag, slots=slots, tail=c.tail == "one", documents=False)
+        bag, slots = c.bag if c.bag_in else 1, c.bag if c.bag_out else 1
+        shape, fold = self._shape(c, rows.rows, rows.context), c.boundary == "fold"
+        if fold and c.bag_in:
+            return FoldedRows(rows.order, *shape, bag=bag, slots=slots)
+        return BagRows(rows.order, *shape, bag=bag, slots=slots, tail=c.tail == "one", documents=fold)
 
     @staticmethod
     def _shape(config: Config, rows: int, context: int) -> tuple[int, int]:
