@@ -294,23 +294,24 @@ def attend_rows(q: Tensor, k: Tensor | Sequence[Tensor], v: Tensor | Sequence[Te
         k, v: of each source, or (S B, ..) likewise for all its sources.
     Returns: y like q. The triton backend takes nothing apart and puts nothing together.
     """
-    _, S, groups, _ = plan.lo.shape
+    chosen, reason = plan.choose(q)
+    if chosen != "triton":
+        ys = attend(*_apart(q, k, v, plan), plan=plan)
+        return torch.cat(ys) if len(ys) > 1 else ys[0]
     with torch.no_grad():  # views for the checks alone
-        queries = q.chunk(groups)
-        _check_tensors(queries, [Source(*of) for of in zip(_each(k, S), _each(v, S), plan.spans, strict=True)], plan)
-    chosen, reason = plan.choose(queries[0])
-    if chosen == "triton":
-        for found in _listening:
-            found[chosen] = reason
-        keys, values = ([x] if isinstance(x, Tensor) else x for x in (k, v))
-        return plan.fused.run((q,), keys, values, None, False)[0][0]
-    sources = [Source(*of) for of in zip(_each(k, S), _each(v, S), plan.spans, strict=True)]
-    ys = attend(q.chunk(groups), sources, plan=plan)
-    return torch.cat(ys) if groups > 1 else ys[0]
+        _check_tensors(*_apart(q, k, v, plan), plan)
+    for found in _listening:
+        found[chosen] = reason
+    keys, values = ([x] if isinstance(x, Tensor) else x for x in (k, v))
+    return plan.fused.run((q,), keys, values, None, False)[0][0]
 
 
-def _each(x: Tensor | Sequence[Tensor], sources: int) -> Sequence[Tensor]:
-    return x.chunk(sources) if isinstance(x, Tensor) else x
+def _apart(
+    q: Tensor, k: Tensor | Sequence[Tensor], v: Tensor | Sequence[Tensor], plan: Plan
+) -> tuple[tuple[Tensor, ...], list[Source]]:
+    _, S, groups, _ = plan.lo.shape
+    keys, values = (x.chunk(S) if isinstance(x, Tensor) else x for x in (k, v))
+    return q.chunk(groups), [Source(*of) for of in zip(keys, values, plan.spans, strict=True)]
 
 
 def _check_tensors(queries: tuple[Tensor, ...], sources: Sequence[Source], plan: Plan) -> None:
