@@ -232,7 +232,7 @@ class ContextReady(Network):
 
     def cost(self, passes: int | None = None) -> Cost:
         """`passes`: K in place of its mean. With `prefill: converge`, only one of a prompt's passes is counted."""
-        c, work = self.config, self.correction.work(self.config)
+        c, work = self.config, self.correction.work()
         # A prompt costs what decoding its tokens does, even where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
         P = c.prefill if isinstance(c.prefill, int) else None

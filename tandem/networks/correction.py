@@ -81,8 +81,8 @@ class Correction(nn.Module):
         nn.init.zeros_(self.F.down.weight)
         nn.init.zeros_(self.F.down.bias)
 
-    def work(self, config: Any) -> int:
+    def work(self) -> int:
         """Multiply-adds for one token."""
         if self.kind == "block_head":
             return 0
-        return mlp_work(config) if self.F is None else self.F.up.weight.numel() + self.F.down.weight.numel()
+        return mlp_work(self.config) if self.F is None else self.F.up.weight.numel() + self.F.down.weight.numel()

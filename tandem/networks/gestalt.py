@@ -360,11 +360,9 @@ class Gestalt(Network):
 
 def cut_rows(starts: Tensor, cap: int) -> list[list[int]]:
     """Packed rows, given where each position's document starts (B, T), as streams of sentences of `cap` tokens."""
-    T = starts.shape[1]
     found = []
     for row in starts.tolist():
-        edges = [i for i in range(T) if i == 0 or row[i] != row[i - 1]] + [T]
-        for a, b in itertools.pairwise(edges):
-            full, rest = divmod(b - a, cap)
+        for _, document in itertools.groupby(row):
+            full, rest = divmod(len(list(document)), cap)
             found.append([cap] * full + [rest])
     return found
