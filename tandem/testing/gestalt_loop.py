@@ -31,9 +31,8 @@ def literal_loss(network: Gestalt, batch: StreamBatch) -> Tensor:
     """The loss of a step that consists of `batch` alone."""
     c = network.config
     mass = [tokens + batch.end_weight * rows for tokens, rows in zip(batch.tokens_at, batch.rows_at, strict=True)]
-    total, targets = torch.zeros(()), batch.targets[0]
-    for stream, first in zip(batch.lengths, _firsts(batch), strict=True):
-        at, label = first
+    total, targets, at, label = torch.zeros(()), batch.targets[0], 0, 0
+    for stream in batch.lengths:
         memory: list[Tensor] = []
         for t, n in enumerate(stream):
             read = literal_sentence(network, batch.tokens[at : at + n], memory)
@@ -105,12 +104,3 @@ def _cross(read: MemoryRead, x: Tensor, memory: list[Tensor]) -> Tensor | float:
 def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     q, k, v = (y.transpose(0, 1)[None] for y in (q.to(v.dtype), k.to(v.dtype), v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)[0].transpose(0, 1).flatten(1)
-
-
-def _firsts(batch: StreamBatch) -> list[tuple[int, int]]:
-    """For each stream, where its tokens and its labels begin."""
-    found, token, label = [], 0, 0
-    for stream in batch.lengths:
-        found.append((token, label))
-        token, label = token + sum(stream), label + sum(stream) + len(stream)
-    return found
