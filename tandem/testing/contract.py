@@ -170,16 +170,12 @@ def check_decoding(case: Case) -> None:
 
 def check_unequal_prompts(case: Case) -> None:
     """Texts of any lengths in one session give what each gives alone."""
-    network = case.build()
-    prompts, more = [document(n, n)[:-1] for n in (2, 17, 10, 19)], [document(7, n) for n in range(4)]
+    network, prompts = case.build(), [document(n, n)[:-1] for n in (2, 17, 10, 19)]
     session = network.session(4)
     logits = session.prefill(prompts)
-    full = [log_probabilities(network, p + rest, prompt=len(p)) for p, rest in zip(prompts, more, strict=True)]
-    for step in range(7):
-        for row, prompt in enumerate(prompts):
-            what = f"row {row} of a session of prompts of unequal lengths, step {step}"
-            close(logits[row].log_softmax(-1).double(), full[row][len(prompt) - 1 + step], FLOAT, what)
-        logits = session.step(torch.tensor([rest[step] for rest in more]))
+    alone = torch.cat([network.session(1).prefill([prompt]) for prompt in prompts])
+    close(logits, alone, FLOAT, "prompts of unequal lengths")
+    _go_on(network, [session], prompts, 6, "prompts of unequal lengths")
 
 
 def check_fork(case: Case) -> None:
@@ -187,32 +183,27 @@ def check_fork(case: Case) -> None:
     network, prompts = case.build(), [document(n, n)[:-1] for n in (14, 6)]
     session = network.session(2)
     session.prefill(prompts)
-    sessions = [session, session.fork(), session.fork()]
-    more = [[document(12, 10 * n + row) for row in range(2)] for n in range(3)]
-    full = [[log_probabilities(network, p + m, prompt=len(p)) for p, m in zip(prompts, rows, strict=True)]
-            for rows in more]  # fmt: skip
-    for step in range(12):
-        for n, session in enumerate(sessions):
-            logits = session.step(torch.tensor([rest[step] for rest in more[n]])).log_softmax(-1).double()
-            expected = torch.stack([full[n][row][len(prompt) + step] for row, prompt in enumerate(prompts)])
-            close(logits, expected, FLOAT, f"fork {n}, {step + 1} tokens after the fork")
+    _go_on(network, [session, session.fork(), session.fork()], prompts, 12, "forks")
 
 
 def check_fork_of_rows(case: Case) -> None:
     """A fork of some rows, in another order or several times, continues their texts."""
-    network, rows = case.build(), [2, 0, 0, 1]
-    prompts, more = [document(n, n)[:-1] for n in (14, 6, 9)], [document(9, 10 + row) for row in range(4)]
-    full = [
-        log_probabilities(network, prompts[row] + rest, prompt=len(prompts[row]))
-        for row, rest in zip(rows, more, strict=True)
-    ]
+    network, prompts, rows = case.build(), [document(n, n)[:-1] for n in (14, 6, 9)], [2, 0, 0, 1]
     session = network.session(3)
     session.prefill(prompts)
-    other = session.fork(torch.tensor(rows))
-    for step in range(8):
-        logits = other.step(torch.tensor([rest[step] for rest in more])).log_softmax(-1).double()
-        expected = torch.stack([full[n][len(prompts[row]) + step] for n, row in enumerate(rows)])
-        close(logits, expected, FLOAT, f"rows {rows}, {step + 1} tokens after the fork")
+    _go_on(network, [session.fork(torch.tensor(rows))], [prompts[row] for row in rows], 8, f"a fork of rows {rows}")
+
+
+def _go_on(network: Network, sessions: list[Any], prompts: list[list[int]], steps: int, what: str) -> None:
+    """Sessions that have read `prompts` read texts of their own, in turns, and say what one pass over a text does."""
+    more = [[document(steps, 10 * n + row) for row in range(len(prompts))] for n in range(len(sessions))]
+    full = [[log_probabilities(network, p + m, prompt=len(p)) for p, m in zip(prompts, texts, strict=True)]
+            for texts in more]  # fmt: skip
+    for step in range(steps):
+        for n, session in enumerate(sessions):
+            logits = session.step(torch.tensor([text[step] for text in more[n]])).log_softmax(-1).double()
+            expected = torch.stack([full[n][row][len(prompt) + step] for row, prompt in enumerate(prompts)])
+            close(logits, expected, FLOAT, f"{what}: session {n}, {step + 1} tokens later")
 
 
 def check_prompts(case: Case) -> None:

@@ -12,10 +12,12 @@ from tandem.objectives.superposition import Superposition
 from tandem.recipe import load
 from tandem.testing.cases import AsWritten, document
 
+ONE = [document(50, 1)]
 
-def phases(rows, context, steps, **settings):
+
+def phases(rows, context, steps, texts=ONE, **settings):
     packed = PackedRows.__new__(PackedRows)
-    packed.order, packed.begin, packed.rows, packed.context = AsWritten([document(50, 1)]), 0, rows, context
+    packed.order, packed.begin, packed.rows, packed.context = AsWritten(texts), 0, rows, context
     return Phases(Superposition(Superposition.Config(**settings)).phases(packed, steps))
 
 
@@ -93,10 +95,7 @@ TEXTS = [list(range(11)), list(range(20, 23)), list(range(30, 41))]
 
 def first_batch(**settings):
     """Tokens, targets and starts of the first row, of 6 positions, in bags of 2 unless told otherwise."""
-    packed = PackedRows.__new__(PackedRows)
-    packed.order, packed.begin, packed.rows, packed.context = AsWritten(TEXTS), 0, 2, 6
-    view = Phases(Superposition(Superposition.Config(**{"bag": 2, "until": 5} | settings)).phases(packed, 9))
-    batch = view.batch(0)
+    batch = phases(2, 6, 9, TEXTS, **{"bag": 2, "until": 5} | settings).batch(0)
     return batch.tokens[0].tolist(), batch.targets[0].tolist(), batch.starts[0].tolist()
 
 
@@ -134,10 +133,7 @@ def test_single_tokens_keep_to_their_documents_only_where_bags_would():
     """A row of 16 tokens: all of the first document, the one of 3, and the beginning of the next."""
     found = {}
     for boundary in ("ignore", "fold"):
-        packed = PackedRows.__new__(PackedRows)
-        packed.order, packed.begin, packed.rows, packed.context = AsWritten(TEXTS), 0, 1, 16
-        config = Superposition.Config(bag=3, until=5, bag_in=False, boundary=boundary)
-        found[boundary] = Phases(Superposition(config).phases(packed, 9)).batch(0)
+        found[boundary] = phases(1, 16, 9, TEXTS, bag=3, until=5, bag_in=False, boundary=boundary).batch(0)
     assert found["ignore"].starts[0].tolist() == [0] * 16
     assert found["ignore"].targets[0, 9].tolist() == [10, 20, 21]
     assert found["fold"].starts[0].tolist() == [0] * 11 + [11] * 3 + [14] * 2
@@ -157,11 +153,8 @@ def test_the_stream_goes_on_where_the_bags_end():
 def test_the_stream_goes_on_after_folding():
     """The token phase starts where the next bag would: what is left of a document counts as read, and so does one
     that is passed over."""
-    packed = PackedRows.__new__(PackedRows)
     texts = [document(11, 1), document(4, 2), document(5, 3)]
-    packed.order, packed.begin, packed.rows, packed.context = AsWritten(texts), 0, 1, 5
-    config = Superposition.Config(bag=4, until=1, boundary="fold")
-    view = Phases(Superposition(config).phases(packed, 3))
+    view = phases(1, 5, 3, texts, bag=4, until=1, boundary="fold")
     stream = [token for text in texts for token in text] * 3
     assert view.tokens(1) == 20 + 15  # two bags of the first document, for the second time
     assert view.batch(1).tokens[0].tolist() == stream[35:40]
