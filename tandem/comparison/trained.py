@@ -117,7 +117,8 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
         raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
     for place in PLACES:  # on the machine that trained it
         section, _, key = place.partition(".")
-        recipe.get(section, {}).pop(key, None)
+        if isinstance(options := recipe.get(section), dict):
+            options.pop(key, None)
     return Exported(network, tokenizer, saved(recipe, str(path / CONFIG)))
 
 
