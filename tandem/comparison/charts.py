@@ -1,7 +1,7 @@
 """Charts as SVG text: small, sharp, and in the colours of their page.
 
 Written by hand: a report needs only three kinds, and they must follow the page's light or dark colours, which an image
-file cannot. report.html styles the CSS classes; `arm-0`, `arm-1`, ... give the colours of the arms.
+file cannot. page.html styles the CSS classes; `arm-0`, `arm-1`, ... give the colours of the arms.
 Coordinates are those of a picture `WIDTH` wide, rows of dots more; the page scales it to the room that it has.
 """
 

@@ -1,31 +1,26 @@
-"""A study as one HTML page, and as a table for the terminal.
+"""A study as one HTML page (page.py has its pieces), and as a table for the terminal.
 
-The page is a single file: its charts are inline, it loads nothing, and it follows the reader's light or dark theme. The
-table has two parts: numbers that are equal in two equal studies, and timings that depend on the machine.
+The table has two parts: numbers that are equal in two equal studies, and timings that depend on the machine.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from string import Template
-from typing import Any
 
 import numpy as np
 
 from tandem.comparison import charts
+from tandem.comparison.page import footnote, html_table, listed, portable, rendered, side_by_side, warned, worded
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import welch_lower
-from tandem.comparison.study import Study
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import counted
 from tandem.training.display import budget_in_words, clock, scaled
 from tandem.training.folder import leaves, read_part, replace_file
-
-TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def write_report(summary: Summary, folder: Path) -> Path:
@@ -46,6 +41,7 @@ def _page(summary: Summary) -> str:
         "Held-out likelihood": _likelihood(summary),
         "Differences by seed": _by_seed(summary),
         "Loss during training": _curves(summary),
+        "Loss by position": _positions(summary),
         "Cost to reach a loss": _targets(summary),
         "Cost": _cost(summary) if summary.flat else "",
         "By document": _by_document(summary),
@@ -56,28 +52,6 @@ def _page(summary: Summary) -> str:
     }
     told = {"headline": headline, "reason": reason, "test": summary.test}
     return rendered(study, told, _facts(summary), _notes(summary), sections, bool(summary.judgement.winner))
-
-
-def rendered(
-    study: Study,
-    told: Mapping[str, str],
-    facts: Iterable[tuple[str, str]],
-    warnings: str,
-    sections: Mapping[str, str],
-    won: bool = False,
-) -> str:
-    """A page: `told` has headline, reason and test; sections without content are left out."""
-    return Template(TEMPLATE.read_text("utf-8")).substitute(
-        {key: escape(text) for key, text in {"title": study.title, "question": study.question, **told}.items()},
-        kind="won" if won else "open",
-        facts="".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts),
-        warnings=warnings,
-        sections="".join(
-            f'<section><h2 id="{title.split()[0].lower()}-{place}">{escape(title)}</h2>{html}</section>'
-            for place, (title, html) in enumerate(sections.items())
-            if html
-        ),
-    )
 
 
 def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
@@ -92,11 +66,6 @@ def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
 def _notes(summary: Summary) -> str:
     missing = [f"Missing: {'; '.join(summary.missing)}."] if summary.missing else []
     return warned([*missing, *summary.warnings])
-
-
-def warned(notes: Iterable[str]) -> str:
-    """What stands above the tables of a page in a colour of its own."""
-    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
 
 
 def _likelihood(summary: Summary) -> str:
@@ -116,9 +85,9 @@ def _likelihood(summary: Summary) -> str:
     html = _html_table(likelihoods(summary), summary, mark=True)
     if ALONE in html:
         note += f"{ALONE} One seed: the interval of these two networks, over documents alone; one document: over seeds."
-    html += _note(note)
+    html += footnote(note)
     if summary.pays_for_ends:
-        html += _note(ENDS) + _html_table(tabulate(summary, FREE_ENDS), summary)
+        html += footnote(ENDS) + _html_table(tabulate(summary, FREE_ENDS), summary)
     return html + _unpaired(summary)
 
 
@@ -159,10 +128,12 @@ def _by_seed(summary: Summary) -> str:
         "A dot is a seed, the upright bar their mean, the line its interval (of one seed, over documents alone; on one "
         "document, over seeds)."
     )
-    return f'<div class="chart wide">{charts.dot_chart(rows, label)}</div>' + _note(note)
+    return f'<div class="chart wide">{charts.dot_chart(rows, label)}</div>' + footnote(note)
 
 
 Axis = Callable[[Point], float]
+Curve = Callable[[Result], list[Point]]
+_of_training: Curve = operator.attrgetter("curve")
 AXES: dict[str, tuple[str, Axis]] = {  # by budget unit
     "tokens": ("tokens", lambda point: point.tokens),
     "flops": ("training FLOPs", lambda point: point.flops),
@@ -186,14 +157,7 @@ def _curves(summary: Summary) -> str:
     )
     if phased := [arm for arm, found in summary.runs.items() if any(p.note for r in found for p in r.curve)]:
         note += f" Before its switch to tokens a network is scored one token at a time, too: {', '.join(phased)}."
-    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + _note(note)
-
-
-def side_by_side(drawn: Mapping[str, str], arms: Iterable[str], place: Callable[[str], int]) -> str:
-    """Charts by title, under a legend of the arms with the colour of each one's `place`; empty charts are left out."""
-    shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in drawn.items() if chart)
-    keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in arms)
-    return f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
+    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + footnote(note)
 
 
 def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis) -> charts.Line:
@@ -201,19 +165,19 @@ def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis
     return charts.Line(arm, _place(summary, arm), mean_curve(curves, x), runs)
 
 
-def _losses(summary: Summary, x: Axis) -> list[charts.Line]:
-    return [_line(summary, arm, [r.curve for r in found], x) for arm, found in summary.runs.items() if found]
+def _losses(summary: Summary, x: Axis, curve: Curve = _of_training) -> list[charts.Line]:
+    return [_line(summary, arm, [curve(r) for r in found], x) for arm, found in summary.runs.items() if found]
 
 
-def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
+def _gaps(summary: Summary, x: Axis, curve: Curve = _of_training) -> list[charts.Line]:
     """Held-out loss minus that of the baseline under the same seed, interpolated on its curve at the same x."""
-    base = {result.seed: result.curve for result in summary.runs[summary.study.baseline] if result.curve}
+    base = {result.seed: points for result in summary.runs[summary.study.baseline] if (points := curve(result))}
     lines = []
     for arm in summary.judgement.to_baseline:
         runs = []
         for result in (result for result in summary.runs[arm] if result.seed in base):
             xs, ys = zip(*((x(point), point.nats_per_token) for point in base[result.seed]), strict=True)
-            shared = [point for point in result.curve if xs[0] <= x(point) <= (1 + MISSED) * xs[-1]]
+            shared = [point for point in curve(result) if xs[0] <= x(point) <= (1 + MISSED) * xs[-1]]
             at = np.interp(np.log([x(point) for point in shared]), np.log(xs), ys)
             gaps = zip(shared, at.tolist(), strict=True)
             runs.append([p._replace(nats_per_token=p.nats_per_token - y) for p, y in gaps])
@@ -221,9 +185,26 @@ def _gaps(summary: Summary, x: Axis) -> list[charts.Line]:
     return [line for line in lines if line.mean]
 
 
+def _positions(summary: Summary) -> str:
+    place: Axis = lambda point: point.tokens
+    label = "position in the document"
+    losses = charts.line_chart(_losses(summary, place, _by_position), label, "nats per token")
+    gaps = charts.line_chart(_gaps(summary, place, _by_position), label, "difference")
+    drawn = {"loss by position": losses, f"difference to {summary.study.baseline} by position": gaps}
+    note = (
+        "A point at n is for tokens n to 2 n - 1 of the documents, without sentence ends. Networks that do not read "
+        "documents whole read longer ones in windows of a row, overlapping by half."
+    )
+    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + footnote(note) if losses else ""
+
+
+def _by_position(result: Result) -> list[Point]:
+    return [Point(n, n, 0.0, 0.0, nats) for n, nats in result.by_position.items()]
+
+
 def _cost(summary: Summary) -> str:
     tables = _html_table(tabulate(summary, COST), summary) + _html_table(tabulate(summary, TIMED), summary)
-    return tables + _note("Means over seeds. Cache and speed of decoding: one text at a time, after a prompt.")
+    return tables + footnote("Means over seeds. Cache and speed of decoding: one text at a time, after a prompt.")
 
 
 def _targets(summary: Summary) -> str:
@@ -243,7 +224,7 @@ def _targets(summary: Summary) -> str:
         html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)
     if not html:
         return ""
-    return html + _note(
+    return html + footnote(
         "Mean over seeds, interpolated on the held-out curve, most of it before the learning rate has fallen; × is "
         f"against {summary.study.baseline}."
     )
@@ -263,7 +244,7 @@ def _by_document(summary: Summary) -> str:
         "Bars count documents, each once; the difference above weighs them by tokens. The outermost bars also count "
         "what lies further out."
     )
-    return f'<div class="grid-of-charts">{html}</div>' + _note(note) if html else ""
+    return f'<div class="grid-of-charts">{html}</div>' + footnote(note) if html else ""
 
 
 def _trials(summary: Summary) -> str:
@@ -284,7 +265,7 @@ def _trials(summary: Summary) -> str:
         "Nats per token of the trials, on documents that the comparison leaves out; arms that are given sentence ends "
         "pay for them. ★ marks the rate that an arm took." + shorter
     )
-    return _html_table(rows, summary) + _note(note)
+    return _html_table(rows, summary) + footnote(note)
 
 
 def _samples(summary: Summary) -> str:
@@ -299,17 +280,17 @@ def _samples(summary: Summary) -> str:
                 key = f'<span class="key arm-{_place(summary, arm)}"></span>'
                 html += f"<figure><figcaption>{key}{escape(arm)}</figcaption><p>…{escape(text)}</p></figure>"
         html += "</div>"
-    return html + _note("From the first seed of each arm.") if html else ""
+    return html + footnote("From the first seed of each arm.") if html else ""
 
 
 def _compared(summary: Summary) -> str:
     arms = summary.study.arms
     keys = dict.fromkeys(key for changes in arms.values() for key in changes)
-    rows = [(key, *(_value(changes.get(key)) for changes in arms.values())) for key in keys]
+    rows = [(key, *(worded(changes.get(key)) for changes in arms.values())) for key in keys]
     rows = [row for row in rows if len({*row[1:]}) > 1]  # null in one arm and absent in another read alike
     heads = "".join(f'<th><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</th>' for arm in arms)
-    html = _list(rows, f"<thead><tr><th></th>{heads}</tr></thead>") or _note("No setting differs between the arms.")
-    if shared := _list(_shared(summary.flat).items()):
+    html = listed(rows, f"<thead><tr><th></th>{heads}</tr></thead>") or footnote("No setting differs between the arms.")
+    if shared := listed(_shared(summary.flat).items()):
         html += f"<details><summary>Shared settings</summary>{shared}</details>"
     return html
 
@@ -320,7 +301,7 @@ def _shared(runs: Iterable[Result]) -> dict[str, str]:
     flat = [dict(leaves(read_part(file))) for file in files]
     own = ("seed", "corpus.texts", "corpus.folder")
     return {
-        key: _value(value)
+        key: worded(value)
         for key, value in (flat[0] if flat else {}).items()
         if key not in own and not key.startswith(("log.", "checkpoint.")) and all(f.get(key) == value for f in flat)
     }
@@ -328,55 +309,16 @@ def _shared(runs: Iterable[Result]) -> dict[str, str]:
 
 def _environments(summary: Summary) -> str:
     rows = [(key, "; ".join(portable(value) for value in values)) for key, values in summary.environments.items()]
-    return _list((key, value) for key, value in rows if value)
+    return listed((key, value) for key, value in rows if value)
 
 
 # Pieces -------------------------------------------------------------------------------------------------------------
-
-
-def portable(text: str) -> str:
-    """Hides the folders of this machine: of `${DATA}/corpus/*.txt` corpus/*.txt is left, of what looks like an absolute
-    or home path its last part."""
-    text = re.sub(r"^\$\{\w+\}/?", "", text)
-    return text.replace("\\", "/").rstrip("/").rpartition("/")[2] if text[:1] in "/~" or text[1:3] == ":\\" else text
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value)) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_value(inner)}" for key, inner in value.items()) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return NONE if value is None else portable(str(value))
 
 
 def _place(summary: Summary, arm: str) -> int:
     return list(summary.study.arms).index(arm) % charts.LOOKS
 
 
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
-
-
-def _list(rows: Iterable[tuple[str, ...]], head: str = "") -> str:
-    """A table with a name in its first column and what it stands for in the others; empty without rows."""
-    cells = ((f"<th>{escape(name)}</th>", *(f"<td>{escape(value)}</td>" for value in values)) for name, *values in rows)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-    return f'<div class="scroll"><table class="list">{head}<tbody>{body}</tbody></table></div>' if body else ""
-
-
 def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:
     """A table with arms in its first column; `mark` highlights the winner."""
     return html_table(rows, lambda arm: _place(summary, arm), summary.judgement.winner if mark else None)
-
-
-def html_table(rows: Sequence[Sequence[str]], place: Callable[[str], int], winner: str | None = None) -> str:
-    """The first row is the header; each cell of the first column has the colour of its `place`."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-    body = ""
-    for arm, *cells in rows[1:]:
-        kind = ' class="winner"' if arm == winner else ""
-        name = f'<th scope="row"><span class="key arm-{place(arm)}"></span>{escape(arm)}</th>'
-        body += f"<tr{kind}>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -10,7 +10,7 @@ import io
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +84,8 @@ class Result:
     """Fingerprints of the tokens that it was trained and evaluated on; None: its folder does not record them."""
     in_windows: tuple[float, float] | None = None
     """Nats per token in windows, without sentence ends and with them; None: it does not read documents whole."""
+    by_position: dict[int, float] = field(default_factory=dict)
+    """Nats per token of tokens n to 2 n - 1 of the documents, by n, without sentence ends; empty: not recorded."""
 
     @property
     def nats_per_token(self) -> float:
@@ -112,6 +114,7 @@ class Result:
             "nats_per_token": self.nats_per_token,
             "bits_per_byte": self.bits_per_byte,
             "in_windows": self.in_windows,
+            "by_position": self.by_position,
             "scored": {
                 "documents": len(self.documents),
                 "nats": float(self.nats.sum()),
@@ -211,6 +214,7 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         environment=[{**entry, **_planned(folder)} for entry in environment],
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
+        by_position={int(n): nats for n, nats in told["likelihood"].get("by_position", {}).items() if nats is not None},
     )
 
 

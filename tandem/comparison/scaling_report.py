@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.comparison import charts
+from tandem.comparison.page import html_table, rendered, side_by_side, warned
 from tandem.comparison.readings import Multiple, readings
-from tandem.comparison.report import html_table, rendered, side_by_side, warned
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
 from tandem.comparison.study import Study

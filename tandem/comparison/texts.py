@@ -114,11 +114,12 @@ def recorded(
 ) -> tuple[Likelihood, dict[str, Any]]:
     """What `scored` finds, and its record: sums and their ratios.
 
-    `prefix`: only what follows the break points of documents was scored. A network that is given sentence boundaries
-    also has nats per token that include them, and as published. With `windows`, one that reads documents whole also has
-    its likelihood in windows of the context; with `bounds`, one that draws partitions of a text also has it under the
-    `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the tokenizer does not know;
-    `altered`: which characters it changes.
+    `prefix`: only what follows the break points of documents was scored. `by_position` (without break points): nats per
+    token of tokens 1, 2 to 3, 4 to 7, .. of a document, by the first of them. A network that is given sentence
+    boundaries also has nats per token that include them, and as published. With `windows`, one that reads documents
+    whole also has its likelihood in windows of the context; with `bounds`, one that draws partitions of a text also has
+    it under the `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the tokenizer
+    does not know; `altered`: which characters it changes.
     """
     windows = windows and run.network.reads_whole
     others = BOUNDS if bounds and hasattr(run.network, "partition") and not run.recipe.evaluation.prefix else {}
@@ -127,6 +128,8 @@ def recorded(
     record: dict[str, Any] = {"prefix": True} if run.recipe.evaluation.prefix else {}
     record |= {"nats_per_token": found.nll, "bits_per_byte": found.bits_per_byte, "nats": found.nats}
     record |= {"tokens": found.tokens, "bytes": found.bytes, "documents": found.documents}
+    if not run.recipe.evaluation.prefix:
+        record["by_position"] = {str(position): nats for position, nats in found.nll_by_position.items()}
     if found.nll_paper is not None:
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}

@@ -81,11 +81,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Scores by document: `order` (D,) are the documents' numbers in the store, all else their sums."""
+    """Scores by document: `order` (D,) are the documents' numbers in the store, all else their sums.
+
+    Those by position are (D, P): column p holds the tokens 2^p to 2^(p+1) - 1 of a document, its first token being 0.
+    """
 
     order: np.ndarray
-    nats_by_document: np.ndarray
-    tokens_by_document: np.ndarray
+    nats_by_position: np.ndarray
+    tokens_by_position: np.ndarray
     bytes_by_document: np.ndarray
     end_nats_by_document: np.ndarray
     """Nats of sentence ends; 0 for a network without them."""
@@ -93,12 +96,20 @@ class Likelihood:
     """Nats of the whole text, first token included, document end not; NaN if the first is not predicted."""
 
     @property
+    def nats_by_document(self) -> np.ndarray:
+        return self.nats_by_position.sum(1)
+
+    @property
+    def tokens_by_document(self) -> np.ndarray:
+        return self.tokens_by_position.sum(1)
+
+    @property
     def nats(self) -> float:
-        return float(self.nats_by_document.sum())
+        return float(self.nats_by_position.sum())
 
     @property
     def tokens(self) -> int:
-        return int(self.tokens_by_document.sum())
+        return int(self.tokens_by_position.sum())
 
     @property
     def bytes(self) -> int:
@@ -118,6 +129,12 @@ class Likelihood:
     def nll(self) -> float:
         """Nats per token."""
         return self.nats / self.tokens
+
+    @property
+    def nll_by_position(self) -> dict[int, float]:
+        """Nats per token by the first position of each column that has any."""
+        nats, tokens = self.nats_by_position.sum(0), self.tokens_by_position.sum(0)
+        return {2**p: float(nats[p] / tokens[p]) for p in np.flatnonzero(tokens).tolist()}
 
     @property
     def nll_with_boundaries(self) -> float:
@@ -194,15 +211,16 @@ def likelihood(
     """
     order = documents_to_score(store, documents, split)[share[0] :: share[1]]
     size, place = np.zeros(len(order), np.int64), np.zeros(len(store), np.int64)
-    nats, ends, firsts, lasts = np.zeros((4, len(order)))
+    ends, firsts, lasts = np.zeros((3, len(order)))
+    nats = np.zeros((len(order), int(store.lengths.max()).bit_length()))
+    tokens = np.zeros(nats.shape, np.int64)
     place[order] = np.arange(len(order))
     if prefix:
         suffixes = list(suffix_windows(store, context, order.tolist()))
-        tokens = np.zeros(len(order), np.int64)
-        np.add.at(tokens, [place[i] for i, *_ in suffixes], [last - asked for _, _, last, asked in suffixes])
+        asked_for = sum(last - asked for _, _, last, asked in suffixes)
         batches = rows_of(suffixes, store, context, rows, divided=True)
     else:
-        tokens = store.lengths[order] - 1
+        asked_for = int((store.lengths[order] - 1).sum())
         batches = network.scoring(store, context, rows, order.tolist(), whole)
     device, done, starts_anywhere = network.head.device, 0, False
     for scoring in batches:
@@ -212,15 +230,18 @@ def likelihood(
         asked = scoring.document.numpy() >= 0
         document, index, nll = scoring.document.numpy()[asked], scoring.index.numpy()[asked], nll[asked]
         last = store.lengths[document] - 1
-        for sums, chosen in ((nats, index > 0), (ends, index < 0), (firsts, index == 0), (lasts, index == last)):
+        for sums, chosen in ((ends, index < 0), (firsts, index == 0), (lasts, index == last)):
             np.add.at(sums, place[document[chosen]], nll[chosen])
         scored = index > 0
-        np.add.at(size, place[document[scored]], store.token_bytes[store.offsets[document] + index][scored])
+        at = place[document[scored]], np.frexp(index[scored])[1] - 1
+        np.add.at(nats, at, nll[scored])
+        np.add.at(tokens, at, 1)
+        np.add.at(size, at[0], store.token_bytes[store.offsets[document] + index][scored])
         starts_anywhere |= bool((index == 0).any())
         done += int(scored.sum())
-        progress(done, int(tokens.sum()))
-    assert done == tokens.sum(), "every token is scored once"
-    text = nats + firsts - lasts if starts_anywhere else np.full(len(order), np.nan)
+        progress(done, asked_for)
+    assert done == asked_for, "every token is scored once"
+    text = nats.sum(1) + firsts - lasts if starts_anywhere else np.full(len(order), np.nan)
     return Likelihood(order, nats, tokens, size, ends, text)
 
 
@@ -229,7 +250,8 @@ def joined(parts: Sequence[Likelihood]) -> Likelihood:
     whole = sum(part.documents for part in parts)
     columns = []
     for field in fields(Likelihood):
-        column = np.empty(whole, getattr(parts[0], field.name).dtype)
+        first = getattr(parts[0], field.name)
+        column = np.empty((whole, *first.shape[1:]), first.dtype)
         for i, part in enumerate(parts):
             column[i :: len(parts)] = getattr(part, field.name)
         columns.append(column)

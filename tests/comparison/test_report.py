@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("scipy")
 
 from tandem.comparison.charts import LOOKS, WIDTH, Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
-from tandem.comparison.report import TEMPLATE, _curves, _gaps, _losses
+from tandem.comparison.page import TEMPLATE
+from tandem.comparison.report import _by_position, _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
 from tandem.comparison.summary import Spent, Summary, chance, fixed, mean_curve, signed, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
@@ -147,14 +148,16 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert [point.step for point in read.curve] == [10, 20, 40, 80]
     assert read.curve == drawn.curve[:4]  # sentence ends paid for
     assert read.text is None and read.in_windows is None
+    assert read.by_position == {}
     told["likelihood"] = {"in_windows": {"nats_per_token": 3.5, "nats_per_token_with_boundaries": 3.75}}
+    told["likelihood"]["by_position"] = {"1": 6.5, "2": None, "4": 3.25}  # null: not finite
     (tmp_path / "result.json").write_text(json.dumps(told))
     device = {"device": "cuda:0 (NVIDIA H100), 2 threads", "precision": "weights float32, compute bfloat16 (it has)"}
     plan = {"steps": 400, "page": device, "corpus": ["train", "held out", "sentences"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     told = read_result(tmp_path, drawn.arm, drawn.seed, drawn.lr, drawn.trial)
     assert told.text == ("train", "held out")  # arms may cut sentences as they like
-    assert told.in_windows == (3.5, 3.75)
+    assert told.in_windows == (3.5, 3.75) and told.by_position == {1: 6.5, 4: 3.25}
     planned = {"device": "cuda", "precision": "weights float32, compute bfloat16"}
     assert told.environment == [entry | planned for entry in read.environment]
     text = Page(page(make_study(), [*sound, read])).text
@@ -489,6 +492,20 @@ def test_an_arm_that_reads_documents_whole_has_what_windows_would_give_beside(ma
     assert heads[-1] == title and {row[0]: row[-1] for row in rows}["sps"] == "6.0000"  # ends paid for, of three seeds
     assert {row[-1] for row in rows if row[0] != "sps"} == {NONE}
     assert title in plain(Summary.of(make_study(), told)) and title in Page(page(make_study(), told)).text
+
+
+def test_loss_by_position_is_shown_where_it_is_recorded(make_study, run, page):
+    study = make_study(seeds=[1, 2], arms={arm: {} for arm in ("decoder", "sps")})
+    results = everything(run, ["decoder", "sps"], [1, 2])
+    title = "difference to decoder by position"
+    assert title not in page(study, results)
+    by_position = lambda r: {n: 8 - math.log2(n) + r.seed - (r.arm == "sps") * n for n in (1, 2, 4)}
+    told = [dataclasses.replace(r, by_position=by_position(r)) for r in results]
+    assert title in page(study, told)
+    (line,) = _gaps(Summary.of(study, told), lambda point: point.tokens, _by_position)
+    assert line.mean == [(1, -1), (2, -2), (4, -4)] and line.runs == [line.mean] * 2
+    (line,) = _gaps(Summary.of(study, [*results[:1], *told[1:]]), lambda point: point.tokens, _by_position)
+    assert line.runs == [[(1, -1), (2, -2), (4, -4)]]  # seed 1 of the baseline has no record
 
 
 def test_cells_of_the_tables_are_their_definitions(make_study, run):

@@ -9,7 +9,7 @@ from typed import tandem
 
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.grid import load_grid
-from tandem.comparison.report import portable
+from tandem.comparison.page import portable
 from tandem.recipe import UserError, load, recipes
 
 RATES = "rates: [1e-3, 4e-3]\n"

@@ -70,6 +70,20 @@ def test_every_token_after_the_first_is_scored_once(store, context, rows):
     assert found.nats == pytest.approx(found.nats_by_document.sum(), rel=1e-15)
 
 
+@pytest.mark.parametrize(("context", "rows"), [(7, 1), (24, 2), (1000, 2)])
+def test_sums_by_position_are_of_tokens_from_a_power_of_two_to_the_next(store, context, rows):
+    found, prices = likelihood(Priced(), store, context=context, rows=rows), Priced().prices.double().numpy()
+    nats, tokens = {}, {}
+    for document in range(len(TEXTS)):
+        for position, token in enumerate(scored(store, document), 1):
+            first = 2 ** (len(bin(position)) - 3)
+            nats[first], tokens[first] = nats.get(first, 0) + prices[token], tokens.get(first, 0) + 1
+    assert [*found.nll_by_position] == sorted(tokens) == [1, 2, 4, 8, 16, 32, 64, 128]  # the longest has 217
+    assert found.nll_by_position == pytest.approx({n: nats[n] / tokens[n] for n in tokens}, rel=1e-12)
+    part = likelihood(Priced(), store, context=context, rows=rows, documents=3)
+    assert found.of(part.order).nll_by_position == pytest.approx(part.nll_by_position, rel=1e-12)
+
+
 def test_bytes_are_those_of_the_scored_tokens(store):
     found = likelihood(Priced(), store, context=24, rows=2)
     assert found.bytes_by_document.tolist() == [len(text.encode()) - 1 for text in TEXTS if text]
@@ -93,9 +107,9 @@ def test_documents_whose_scored_tokens_are_no_text_are_refused(tmp_path):
 
 def test_nats_become_nll_and_bits_per_byte():
     ones = np.ones(1, np.int64)
-    found = Likelihood(ones, np.array([6.0]), 3 * ones, 8 * ones, np.array([1.5]), np.array([4.5]))
+    found = Likelihood(ones, np.array([[2.0, 4.0]]), np.array([[1, 2]]), 8 * ones, np.array([1.5]), np.array([4.5]))
     assert (found.nll_with_boundaries, found.nll_paper) == (2.5, 1.5)
-    assert found.nll == 2.0
+    assert found.nll == 2.0 and found.nll_by_position == {1: 2.0, 2: 2.0}
     assert found.bits_per_byte == pytest.approx(6 / math.log(2) / 8, rel=1e-15)
 
 
