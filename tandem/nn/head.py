@@ -14,7 +14,8 @@ arXiv 2605.06546). The coefficients carry the weights of slots and the counts to
 micro-batches add up, and nothing here ever takes a mean.
 
 Cost: three products of 2 N C V FLOPs, each done once (`token_nll` repeats the first in its backward). Memory: one
-chunk of logits and the gradients. A row without a target costs as much as any other: pass only rows that have one.
+chunk of logits and the gradients. In `nll_sums`, a row without a target costs as much as any other: pass only rows
+that have one. `token_nll` passes over the others itself.
 
 Shapes: N rows (positions), C width, V vocabulary, S targets of a row (slots), n rows of a chunk.
 """
@@ -76,23 +77,23 @@ def nll_sums(
 def token_nll(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk: int | None = None) -> Tensor:
     """nll of every single token, (N,), exactly 0 at IGNORE: for scores and for losses of single tokens.
 
-    Plain autograd, differentiable any number of times; each chunk's logits are recomputed in the backward.
-    Arguments as in `nll_sums`.
+    Plain autograd, differentiable any number of times; each chunk's logits are recomputed in the backward. Rows without
+    a target cost nothing, but on CUDA their number is waited for. Arguments as in `nll_sums`.
     """
     _check(hidden_NC, weight_VC, targets_N)
     chunk = chunk or _rows_at_once(weight_VC)
+    asked = (targets_N != IGNORE).nonzero()[:, 0]
     with torch.autocast(hidden_NC.device.type, enabled=False):
-        return torch.cat(
-            [
-                checkpoint(_token_nll, hidden, weight_VC, targets, use_reentrant=False, preserve_rng_state=False)
-                for hidden, targets in zip(hidden_NC.split(chunk), targets_N.split(chunk), strict=True)
-            ]
-        )
+        found = [
+            checkpoint(_token_nll, hidden, weight_VC, targets, use_reentrant=False, preserve_rng_state=False)
+            for hidden, targets in zip(hidden_NC[asked].split(chunk), targets_N[asked].split(chunk), strict=True)
+        ]
+    return hidden_NC.new_zeros(len(targets_N), dtype=_exact(hidden_NC)).index_put((asked,), torch.cat(found))
 
 
 def _token_nll(hidden_nC: Tensor, weight_VC: Tensor, targets_n: Tensor) -> Tensor:
     logits_nV = F.linear(hidden_nC, weight_VC.to(hidden_nC.dtype)).to(_exact(hidden_nC))
-    return F.cross_entropy(logits_nV, targets_n, reduction="none", ignore_index=IGNORE)
+    return F.cross_entropy(logits_nV, targets_n, reduction="none")
 
 
 ALIGNED = {"cuda": 64}
