@@ -92,7 +92,7 @@ BUGS = {
         ("IGNORE is asked", "loss",
          "coefficients_NS.masked_fill(~asked_NS, 0)", "coefficients_NS"),
         ("a score of what is not asked", "rows",
-         "ignore_index=IGNORE", "ignore_index=-1"),
+         "new_zeros(len(targets_N)", "new_ones(len(targets_N)"),
     ],
 }
 # fmt: on

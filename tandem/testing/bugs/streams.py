@@ -83,11 +83,11 @@ BUGS = {
     ],
     "evaluation/likelihood.py": [
         ("sentence ends are counted in the score", LIKELIHOOD,
-         "(nats, index > 0)", "(nats, index != 0)"),
+         "scored = index > 0", "scored = index != 0"),
         ("first tokens are counted in the score", LIKELIHOOD,
-         "(nats, index > 0)", "(nats, (index > 0) | (index == 0))"),
+         "scored = index > 0", "scored = index >= 0"),
         ("the published count keeps the document end", LIKELIHOOD,
-         "text = nats + firsts - lasts", "text = nats + firsts"),
+         "text = nats.sum(1) + firsts - lasts", "text = nats.sum(1) + firsts"),
     ],
     "analysis/gates.py": [
         ("memories of another sentence step are exchanged", GATES,
