@@ -181,6 +181,13 @@ def noted(note: str, words: str) -> str:
     return f"{words} (one token at a time, after {note})" if note else words
 
 
+def by_position_in_words(judged: dict[str, Any]) -> Iterator[str]:
+    """The likelihood by position of a record, as a line; none where it has none."""
+    if found := judged.get("by_position"):
+        shown = ", ".join(f"{position} {nats:.3f}" for position, nats in found.items())
+        yield f"  by position in the document, at n of tokens n to 2 n - 1: {shown}"
+
+
 def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     """A record of the likelihood of `text` as a line."""
     paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")

@@ -20,7 +20,16 @@ from tandem.comparison.pretrain import built, planned
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
 from tandem.comparison.tasks import judge_tasks
-from tandem.comparison.texts import HELD_OUT, Exported, given_stores, in_words, noted, recorded_texts, text_stores
+from tandem.comparison.texts import (
+    HELD_OUT,
+    Exported,
+    by_position_in_words,
+    given_stores,
+    in_words,
+    noted,
+    recorded_texts,
+    text_stores,
+)
 from tandem.corpus import Tokenizer
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.files import CONFIG, read_config
@@ -126,7 +135,7 @@ def evaluate(
     path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False, step: int | None = None
 ) -> Iterator[str]:
     """Yields the likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in
-    words, as each is scored; of an exported model, of those given alone."""
+    words, as each is scored, and by position in the document; of an exported model, of those given alone."""
     run = _open_scored(path, unfinished, step)
     stores = given_stores(run.recipe, run.tokenizer, given)
     if isinstance(run, Run):
@@ -136,6 +145,7 @@ def evaluate(
     begins = f"step {run.progress.step:,} of {run.steps:,}: " if isinstance(run, Run) else ""
     for name, record in recorded_texts(run, stores, documents, bounds=True):
         yield begins + noted(run.note, in_words(record, name))
+        yield from by_position_in_words(record)
         begins = ""
 
 

@@ -65,7 +65,7 @@ def test_what_a_tokenizer_does_not_know_is_told_beside_the_bits(tmp_path):
     assert json.loads((tmp_path / "mine/result.json").read_text())["likelihood"]["unknown"] == 7 / 24
     (tmp_path / "two.jsonl").write_text('{"text": "cat sees"}\n{"text": "unseen sees"}\n')
     both, one = (
-        tandem("evaluate", tmp_path / "mine", "--texts", f"two={tmp_path}/two.jsonl", *few).stdout.splitlines()[-1]
+        tandem("evaluate", tmp_path / "mine", "--texts", f"two={tmp_path}/two.jsonl", *few).stdout.splitlines()[-2]
         for few in ([], ["--documents", 1])
     )
     assert "10 bytes (31.6% unknown" in both and "5 bytes (the tokenizer changes" in one
@@ -76,7 +76,10 @@ def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path
     (tmp_path / "poem.txt").write_text(BOOK)
     done = tandem("evaluate", path, "--texts", f"poems={tmp_path / 'poem.txt'}")
     assert done.exit_code == 0, done.output
-    held_out, books, news, poems = done.stdout.strip().splitlines()
+    held_out, books, news, poems = done.stdout.strip().splitlines()[::2]
+    by_position = json.loads((path / "result.json").read_text())["texts"]["books"]["by_position"]
+    shown = ", ".join(f"{position} {nats:.3f}" for position, nats in by_position.items())
+    assert [*by_position][:3] == ["1", "2", "4"] and done.stdout.splitlines()[3].endswith(f"2 n - 1: {shown}")
     assert held_out.startswith("step 4 of 4: ") and "bits/byte on held-out text" in held_out and " on news:" in news
     assert poems == books.replace("on books:", "on poems:")
     assert books in said
