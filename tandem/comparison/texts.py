@@ -184,8 +184,8 @@ def noted(note: str, words: str) -> str:
 def by_position_in_words(judged: dict[str, Any]) -> Iterator[str]:
     """The likelihood by position of a record, as a line; none where it has none."""
     if found := judged.get("by_position"):
-        shown = ", ".join(f"{position} {nats:.3f}" for position, nats in found.items())
-        yield f"  by position in the document, at n of tokens n to 2 n - 1: {shown}"
+        shown = ", ".join(f"{position}: {nats:.3f}" for position, nats in found.items())
+        yield f"  by position in the document, from token {shown}"
 
 
 def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:

@@ -78,8 +78,8 @@ def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path
     assert done.exit_code == 0, done.output
     held_out, books, news, poems = done.stdout.strip().splitlines()[::2]
     by_position = json.loads((path / "result.json").read_text())["texts"]["books"]["by_position"]
-    shown = ", ".join(f"{position} {nats:.3f}" for position, nats in by_position.items())
-    assert [*by_position][:3] == ["1", "2", "4"] and done.stdout.splitlines()[3].endswith(f"2 n - 1: {shown}")
+    shown = ", ".join(f"{position}: {nats:.3f}" for position, nats in by_position.items())
+    assert [*by_position][:3] == ["1", "2", "4"] and done.stdout.splitlines()[3].endswith(f", from token {shown}")
     assert held_out.startswith("step 4 of 4: ") and "bits/byte on held-out text" in held_out and " on news:" in news
     assert poems == books.replace("on books:", "on poems:")
     assert books in said
