@@ -210,12 +210,16 @@ class Summary:
         found += _of_starts(self.study)
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
             found.append("Some runs were made with uncommitted code (a dirty tree).")
-        broken = [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]
-        if broken:
+        if broken := [f"{r.arm}, seed {r.seed}" for r in self.flat if not np.isfinite(r.nats).all()]:
             found.append(f"Not finite: the likelihood of {'; '.join(broken)}.")
-        notes = [f"{r.arm}, seed {r.seed}, after {r.note}" for r in self.flat if r.note]
-        if notes:
+        if notes := [f"{r.arm}, seed {r.seed}, after {r.note}" for r in self.flat if r.note]:
             found.append(f"Scored one token at a time, though not a language model yet: {'; '.join(notes)}.")
+        curves = ((r, [(point.nats_per_token, point.step) for point in r.curve]) for r in self.flat if r.curve)
+        ends = [(f"{r.arm}, seed {r.seed}", *min(curve), curve[-1][0]) for r, curve in curves]
+        if past := [
+            f"{run} ({fixed(low)} after {step:,} steps, then {fixed(end)})" for run, low, step, end in ends if low < end
+        ]:
+            found.append(f"Lower before the end than at it, on the curve: {'; '.join(past)}.")
         return found
 
     # The verdict --------------------------------------------------------------------------------------------------

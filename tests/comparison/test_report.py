@@ -164,6 +164,15 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
 
+def test_a_run_that_was_better_before_its_end_is_named_with_both(make_study, run):
+    results = everything(run)
+    assert not any("before the end" in warning for warning in Summary.of(make_study(), results).warnings)
+    curve = [*results[4].curve[:-2], results[4].curve[-2]._replace(nats_per_token=3.0), results[4].curve[-1]]
+    results[4] = dataclasses.replace(results[4], curve=curve)
+    (told,) = (w for w in Summary.of(make_study(), results).warnings if "before the end" in w)
+    assert told.endswith(f": sps, seed 2 (3.0000 after 360 steps, then {fixed(curve[-1].nats_per_token)}).")
+
+
 @pytest.mark.parametrize(("documents", "factor"), [(240, math.nan), (1, 1.0)])
 def test_one_seed_without_an_interval_has_no_difference_to_tell(make_study, run, documents, factor):
     names = "documents", "nats", "document_tokens", "document_bytes", "end_nats"
