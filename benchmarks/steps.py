@@ -28,7 +28,7 @@ LR = 1e-3
 class Steps:
     """The parts of a run that `take_step` needs."""
 
-    ranks = ALONE
+    ranks, steps = ALONE, 0
 
     def __init__(
         self,

@@ -97,6 +97,8 @@ class FoldedRows:
         read = store.offsets[documents] + index * s
         asked = (read + s)[:, None] + np.arange(self.slots)
         ends = store.offsets[documents + 1][:, None]
+        first = np.flatnonzero(np.diff(documents, prepend=-1))  # bag of each document
+        store.fetch(documents[first], index[first] * s, np.diff(first, append=len(index)) * s + s)
         targets = np.where(asked < ends, store.tokens[np.minimum(asked, ends - 1)].astype(np.int64), IGNORE)
         tokens = store.tokens[read[:, None] + np.arange(s)].astype(np.int64)
         starts = np.maximum(np.arange(l) - index.reshape(rows, l), 0)

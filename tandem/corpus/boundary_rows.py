@@ -91,11 +91,11 @@ class BoundaryRows(PackedRows):
 
     def _pieces(self, begin: int) -> list[Piece]:
         """The pieces of the packed row that starts at token `begin` of the stream."""
-        end = begin + self.row_tokens
-        return [
-            piece(self.store, int(document), max(0, begin - at), min(end - at, int(self.store.lengths[document])))
-            for document, at in zip(*(a.tolist() for a in self.order.documents(begin, end)), strict=True)
-        ]
+        documents, at = self.order.documents(begin, begin + self.row_tokens)
+        firsts = np.maximum(0, begin - at)
+        lasts = np.minimum(begin + self.row_tokens - at, self.store.lengths[documents])
+        self.store.fetch(documents, firsts, lasts - firsts)
+        return [piece(self.store, *of) for of in zip(*(a.tolist() for a in (documents, firsts, lasts)), strict=True)]
 
 
 def scoring_boundary_rows(

@@ -149,7 +149,8 @@ class Order:
         """
         stop = start + count
         documents, begins = self.documents(start, stop)
-        ends = begins + self.store.lengths[documents]
-        counts = np.minimum(ends, stop) - np.maximum(begins, start)
-        shifts = np.repeat(self.store.offsets[documents] - begins, counts)
-        return self.store.tokens[np.arange(start, stop) + shifts].astype(np.int64), np.repeat(begins, counts)
+        ends, firsts = begins + self.store.lengths[documents], np.maximum(begins, start)
+        counts = np.minimum(ends, stop) - firsts
+        self.store.fetch(documents, firsts - begins, counts)
+        places = np.arange(start, stop) + np.repeat(self.store.offsets[documents] - begins, counts)
+        return self.store.tokens[places].astype(np.int64), np.repeat(begins, counts)

@@ -17,11 +17,12 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import mmap
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pydantic
@@ -112,6 +113,19 @@ class Store:
     def document(self, i: int) -> np.ndarray:
         """The tokens of document i, document end last."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def fetch(self, documents: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
+        """Asks the system for tokens of documents, `counts` from the token `firsts` of each on, (D,) each.
+
+        They are then read all at once, and nothing besides. Those of a file that is not in memory would else be read
+        one document after the other as they are touched, with up to megabytes around each.
+        """
+        file = cast(mmap.mmap, self.tokens.base)
+        begins = (self.offsets[documents] + firsts) * self.tokens.itemsize
+        pages = begins // mmap.PAGESIZE * mmap.PAGESIZE
+        lengths = begins - pages + counts * self.tokens.itemsize
+        for page, length in zip(pages.tolist(), lengths.tolist(), strict=True):
+            file.madvise(mmap.MADV_WILLNEED, page, length)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -30,7 +30,7 @@ from torch import Tensor
 from tandem.corpus.order import Order
 from tandem.corpus.sentences import sentences_of
 from tandem.corpus.store import Store
-from tandem.corpus.views import ScoringBatch, Window, windows
+from tandem.corpus.views import ScoringBatch, Window, moved, windows
 from tandem.recipe import Settings, UserError
 
 Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
@@ -94,7 +94,7 @@ class StreamBatch:
 
     def to(self, device: torch.device | str) -> "StreamBatch":
         """Moves tokens and targets; everything else is integers on the host."""
-        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
+        return replace(self, tokens=moved(self.tokens, device), targets=moved(self.targets, device))
 
 
 class Stream(NamedTuple):
@@ -241,6 +241,8 @@ def streams_of(lengths: np.ndarray, document: int, most: int) -> Iterator[Stream
 
 def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
     """A batch of these streams alone."""
+    given = [(document, offset, sum(lengths)) for document, offset, lengths in streams]
+    store.fetch(*np.array(given, np.int64).reshape(-1, 3).T)
     tokens, targets, end = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [store.vocabulary]
     for document, offset, lengths in streams:
         text = store.document(document)[offset : offset + sum(lengths)].astype(np.int64)

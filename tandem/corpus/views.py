@@ -55,7 +55,18 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """Moves tokens and targets; `starts` and `blocks` stay on the host, where spans are planned."""
-        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device))
+        return replace(self, tokens=moved(self.tokens, device), targets=moved(self.targets, device))
+
+
+def pinned(x: Tensor, device: torch.device | str) -> Tensor:
+    """A host tensor from which a copy to `device` does not block: from memory that is not pinned, a copy to CUDA would
+    make the host wait for all pending work of the device."""
+    return x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """`x` on `device`, to which it is copied without waiting for what that has to do first."""
+    return pinned(x, device).to(device, non_blocking=torch.device(device).type == "cuda")
 
 
 class View(Protocol):

@@ -126,7 +126,7 @@ class ContextReady(Network):
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.wrapped.routings = []  # recomputing the previous corrections has reported them again
         e = self.wrapped.placed(x, batch)
-        K = None if self.config.unroll == "bptt" else self._drawn(batch)
+        K = None if self.config.unroll == "bptt" else self._drawn(batch.key)
         z = self._walk(e, batch) if K is None else self._pass(e, batch, K)
         return self.touched(self.wrapped.norm(z), [self.correction] if K == 1 else []), self.wrapped.extra(batch)
 
@@ -139,12 +139,12 @@ class ContextReady(Network):
         self.wrapped.routings = []  # no loss asks for them, and they would keep the whole graph
         return self.wrapped.norm(z)
 
-    def _drawn(self, batch: Batch) -> int:
-        """K of this step, a function of its key alone."""
+    def _drawn(self, key: int | None) -> int:
+        """K of the step of this key."""
         c = self.config
-        if c.passes_min is None or batch.key is None:
+        if c.passes_min is None or key is None:
             return c.passes
-        return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(batch.key)))
+        return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(key)))
 
     def _pass(self, e: Tensor, batch: Batch, passes: Passes) -> Tensor:
         """The last block's output (B, T, C) in the last of K passes."""
@@ -248,8 +248,8 @@ class ContextReady(Network):
             prefill_pairs=P and (lambda n: P * inner.pairs(n)),
         )
 
-    def cost_of(self, batch: Batch) -> Cost:
-        return self.cost(self._drawn(batch))
+    def cost_of(self, key: int) -> Cost:
+        return self.cost(self._drawn(key))
 
 
 @register("network", "context_ready_sps")

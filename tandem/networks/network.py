@@ -213,8 +213,8 @@ class Network(nn.Module):
     def cost(self) -> Cost:
         raise NotImplementedError
 
-    def cost_of(self, batch: Batch) -> Cost:
-        """The cost of training on this batch, where it is random; `cost` then has the mean."""
+    def cost_of(self, key: int) -> Cost:
+        """The cost of training in the step of this key, where it is random; `cost` then has the mean."""
         return self.cost()
 
     @classmethod

@@ -26,9 +26,10 @@ import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tandem.corpus.views import pinned
 from tandem.nn import attention_kernels as kernels
 from tandem.nn.measured import WIDEST
-from tandem.nn.spans import ready_for, sent
+from tandem.nn.spans import sent
 
 
 class Shape(NamedTuple):
@@ -79,7 +80,7 @@ class Fused:
         self.bounds.copy_(other._on_host(), non_blocking=True)
 
     def _on_host(self) -> Tensor:
-        return ready_for(self.device, np.stack((self.lo, self.hi)).astype(np.int32))
+        return pinned(torch.from_numpy(np.stack((self.lo, self.hi)).astype(np.int32)), self.device)
 
     @cached_property
     def readers(self) -> list[Tensor]:

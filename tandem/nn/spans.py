@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.corpus.views import moved
+
 
 @dataclass(frozen=True, eq=False)
 class Span:
@@ -92,13 +94,6 @@ def readable(span: Span, keys: int, device: torch.device | None = None) -> Tenso
     return (span.lo.to(j.device)[..., None] <= j) & (j < span.hi.to(j.device)[..., None])
 
 
-def ready_for(device: torch.device, numbers: np.ndarray) -> Tensor:
-    """A host tensor from which a copy to `device` does not block: from memory that is not pinned, a copy to CUDA would
-    make the host wait for all pending work of the device."""
-    on_host = torch.from_numpy(numbers)
-    return on_host.pin_memory() if device.type == "cuda" else on_host
-
-
 def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Numbers of the host on `device`, without waiting for what that has to do first."""
-    return ready_for(device, numbers).to(device, non_blocking=True)
+    """Numbers of the host on `device`, as `moved` brings them there."""
+    return moved(torch.from_numpy(numbers), device)

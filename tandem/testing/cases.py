@@ -138,7 +138,7 @@ class AsWritten(Order):
         lengths = np.array([len(text) for text in documents])
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         tokens = np.concatenate(documents)
-        known = {"vocabulary": VOCABULARY, "eos": EOS}
+        known = {"vocabulary": VOCABULARY, "eos": EOS, "fetch": lambda *_: None}
         self.store = SimpleNamespace(tokens=tokens, lengths=lengths, offsets=offsets, **known)  # type: ignore[assignment]
 
     def epoch(self, number: int) -> Epoch:

@@ -10,7 +10,7 @@ that comes too late for that stops them once the last step is saved.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,13 +28,14 @@ Number = TypeVar("Number", int, Tensor)
 @dataclass
 class Taken:
     """One step of all processes: summed losses in nats and counts by name, gradient norm before clipping, learning
-    rate, and the signal, if any, that asked a process to stop before it."""
+    rate, the signal, if any, that asked a process to stop before it, and the batches of the step after it."""
 
     sums: dict[str, Tensor]
     counts: dict[str, int]
     norm: Tensor
     lr: float
     asked: int | None
+    following: Sequence[Any] = ()
 
     def means(self) -> dict[str, float]:
         return {name: float(total) / max(1, self.counts[name]) for name, total in self.sums.items()}
@@ -44,9 +45,10 @@ class Taken:
         return {"loss": next(iter(self.means().values())), "norm": float(self.norm)}
 
 
-def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
-    """One update of run.network from the batches of `step`; `asked`: the signal that asked this process to stop."""
-    batches = run.batches(step)
+def take_step(run: "Run", step: int, asked: int | None = None, batches: Sequence[Any] = ()) -> Taken:
+    """One update of run.network from the batches of `step`, made here unless given; `asked`: the signal that asked this
+    process to stop."""
+    batches = batches or run.batches(step)
     counts, asked = run.ranks.total_counts(_added(run.objective.count(run.network, batch) for batch in batches), asked)
     sums: dict[str, Tensor] = {}
     for index, batch in enumerate(batches, 1):
@@ -57,8 +59,9 @@ def take_step(run: "Run", step: int, asked: int | None = None) -> Taken:
             loss.backward()
         sums = _added((sums, terms))
     sums, norm = run.ranks.total_sums(sums), whole(run.optimiser.clip())
+    following = run.batches(step + 1) if step + 1 < run.steps else []  # made while a device is busy: CUDA runs behind
     require_finite(sums, norm, step + 1, run.place(step), is_told_elsewhere=not run.ranks.is_first)
-    taken = Taken(sums, counts, norm, 0.0, asked)
+    taken = Taken(sums, counts, norm, 0.0, asked, following)
     skip = run.optimiser.config.skip_spikes
     is_spike = run.progress.is_spike(taken.level(), run.optimiser.config.spike, skip)
     taken.lr = run.optimiser.step(run.schedule(step), update=not (is_spike and skip))
@@ -69,10 +72,12 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
     """Trains `run` from its current step to its end; raises Stopped, after saving, when a signal asks for it."""
     forget_peak(run.device.value)
     with StopRequest() as stop:
+        batches: Sequence[Any] = ()
         for step in range(run.progress.step, run.steps):
             run.enter(step)
             began = time.perf_counter()
-            taken = take_step(run, step, stop.signal_number)
+            taken = take_step(run, step, stop.signal_number, batches)
+            batches = taken.following
             finish(run.device.value)
             seconds = time.perf_counter() - began
             run.progress.step, run.progress.seconds = step + 1, run.progress.seconds + seconds

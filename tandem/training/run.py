@@ -197,7 +197,7 @@ class Run:
 
     def share(self, step: int) -> float:
         """FLOPs of a step over those of the mean step of its phase: some networks draw how much a step computes."""
-        phase, drawn = self.view.at(step), self.network.cost_of(self.batches(step)[0])
+        phase, drawn = self.view.at(step), self.network.cost_of(self._key(step))
         return phase.flops(drawn, 1) / phase.flops(self.cost, 1)
 
     def place(self, step: int) -> str:
@@ -222,8 +222,11 @@ class Run:
         """Micro-batches of a step for this process, on the host: a pure function of (seed, step, rank)."""
         pieces = self.recipe.batch.micro_batches
         first, parts = self.ranks.rank * pieces, self.ranks.count * pieces
-        key = keyed(self.recipe.seed, f"step/{step}")
+        key = self._key(step)
         return [self.view.batch(step, part, parts).keyed(key, part) for part in range(first, first + pieces)]
+
+    def _key(self, step: int) -> int:
+        return keyed(self.recipe.seed, f"step/{step}")
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device.value, self.precision.value)

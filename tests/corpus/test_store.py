@@ -1,10 +1,14 @@
 """A store gives back the documents written, and refuses to be anything else."""
 
 import json
+import mmap
+import os
+import resource
 
 import numpy as np
 import pytest
 
+from tandem.corpus import BoundaryRows, FoldedRows, Order, PackedRows, Segmentation, SentenceStreams, Streams
 from tandem.corpus import store as module
 from tandem.corpus.store import Store, StoreWriter, fingerprint
 from tandem.corpus.tokenizer import Tokenizer
@@ -111,3 +115,37 @@ def test_a_document_end_in_the_wrong_place_is_found_by_verify(store_of):
     (folder / "manifest.json").write_text(json.dumps(manifest | {"fingerprint": fingerprint(folder)}))
     with pytest.raises(UserError, match="id 256 is not the end of every document and nothing else"):
         Store(folder).verify()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda store: PackedRows(store, 1, 16, 512),
+        lambda store: FoldedRows(Order(store, 1), 16, 128, bag=4, slots=4),
+        lambda store: BoundaryRows(store, 1, 16, 512),
+        lambda store: SentenceStreams(store, 1, 16, 512, Streams()),
+    ],
+    ids=["packed", "folded", "boundaries", "streams"],
+)
+def test_what_a_batch_reads_is_asked_of_the_disk_at_once(store_of, monkeypatch, view):
+    """Major faults are reads that the process waits for, one by one."""
+    store = store_of([2100] * 2000)
+    store.segmentation = Segmentation(splitter="every", every=64)
+    rows = view(store)
+    rows.batch(0)  # opens what is kept in memory
+    store.tokens.base.madvise(mmap.MADV_RANDOM)  # nothing is read ahead
+
+    def faults(step):
+        with (store.folder / "tokens.bin").open("rb") as file:  # out of memory
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        rows.batch(step)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+    found = sum(faults(step) for step in range(1, 9))
+    monkeypatch.setattr(Store, "fetch", lambda *_: None)
+    without = sum(faults(step) for step in range(9, 17))
+    if without < 8:
+        pytest.skip("nothing can be taken out of this system's memory")
+    assert found <= without / 4

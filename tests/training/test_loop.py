@@ -88,11 +88,23 @@ def test_the_peak_on_record_is_that_of_training_alone(make_run, monkeypatch):
     run.device = Choice(torch.device("cuda"), "")
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: held.append(7))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held[-1])
-    monkeypatch.setattr(loop, "take_step", lambda run, step, asked: Taken({}, {}, torch.tensor(1.0), 1e-3, None))
+    monkeypatch.setattr(loop, "take_step", lambda run, step, *_: Taken({}, {}, torch.tensor(1.0), 1e-3, None))
     monkeypatch.setattr(loop, "finish", lambda device: None)
     seen = []
     train(run, [SimpleNamespace(every=1, after_step=seen.append)], lambda: None, save_every=99)
     assert [step.memory_bytes for step in seen] == [7, 7]
+
+
+def test_the_next_batches_are_made_before_the_loss_of_a_step_is_read(make_run, monkeypatch):
+    """While a device works, that is; each once, and none beyond the run."""
+    run, seen = make_run(budget="4 steps"), []
+    batches, clip, check = run.batches, run.optimiser.clip, loop.require_finite
+    run.batches = lambda step: (seen.append(("made", step)), batches(step))[1]
+    run.optimiser.clip = lambda: (seen.append("backward"), clip())[1]
+    monkeypatch.setattr(loop, "require_finite", lambda *of, **more: (seen.append("read"), check(*of, **more)))
+    train(run, [], lambda: None, save_every=99)
+    middle = [part for step in (1, 2, 3) for part in ("backward", ("made", step), "read")]
+    assert seen == [("made", 0), *middle, "backward", "read"]
 
 
 def test_measuring_leaves_the_run_as_it_was(make_run):
@@ -123,7 +135,7 @@ def test_a_step_counts_by_what_it_has_drawn(make_run, monkeypatch):
     run, clock, drawn = make_run("network.name=context_ready"), [0.0], []
 
     def take_step(run, step):
-        drawn.append(run.network._drawn(run.batches(step)[0]))
+        drawn.append(run.network._drawn(run.batches(step)[0].key))
         one = run.network.config.model_copy(update={"passes": drawn[-1], "passes_min": None})
         cost = ContextReady(one, run.corpus.train.vocabulary, run.recipe.batch.context).cost()
         clock.append(clock[-1] + 1e-9 * run.view.flops(cost, 1))
