@@ -206,6 +206,8 @@ class SentenceStreams:
         """The streams of a step, or those dealt to one of `parts`; together they are the same for any `parts`."""
         end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
         streams = sorted((stream for _, stream in self._streams(step, end)), key=lambda s: -len(s.lengths))
+        read = [(stream.document, stream.offset, sum(stream.lengths)) for stream in streams[part::parts]]
+        self.store.fetch(*np.array(read, np.int64).reshape(-1, 3).T)
         made = stream_batch(self.store, streams[part::parts])
         rows_at, tokens_at = stream_totals(streams)
         return replace(
@@ -241,8 +243,6 @@ def streams_of(lengths: np.ndarray, document: int, most: int) -> Iterator[Stream
 
 def stream_batch(store: Store, streams: list[Stream]) -> StreamBatch:
     """A batch of these streams alone."""
-    given = [(document, offset, sum(lengths)) for document, offset, lengths in streams]
-    store.fetch(*np.array(given, np.int64).reshape(-1, 3).T)
     tokens, targets, end = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [store.vocabulary]
     for document, offset, lengths in streams:
         text = store.document(document)[offset : offset + sum(lengths)].astype(np.int64)
