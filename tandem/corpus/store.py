@@ -22,7 +22,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pydantic
@@ -244,11 +244,27 @@ def fingerprint(folder: Path) -> str:
     return content_hash(*digests)
 
 
+def flock(file: IO[Any], wait: bool) -> None:
+    """Locks an open file for this process; the system releases it when the file is closed, however its holder ends.
+
+    Raises: BlockingIOError where another process has it, unless told to `wait`; UserError where there are no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"{file.name}: cannot be locked ({error.strerror}), and so two processes might write here at once; "
+            "take a folder on a file system that has them, or mount this one with them (Lustre: -o flock)"
+        ) from error
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a file lock. The system releases it when its holder ends, however it ends."""
+    """Holds a file lock, once no other process does."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        flock(file, wait=True)
         yield
 
 

@@ -17,7 +17,6 @@ An interrupted run leaves a record that may be ahead of its last checkpoint, and
 """
 
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -33,6 +32,7 @@ import torch
 import yaml
 
 import tandem
+from tandem.corpus.store import flock
 from tandem.recipe import UserError, did_you_mean, plugins
 from tandem.training.checkpoint import latest, read_progress, write_durably
 from tandem.training.device import host_memory
@@ -242,7 +242,7 @@ def lock(path: Path) -> TextIO | None:
     """
     file = open(path, "a+")  # noqa: SIM115
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(file, wait=False)
     except BlockingIOError:
         file.close()
         return None

@@ -1,5 +1,7 @@
 """The folder of a run: found again, locked while used, and its record cut back to a checkpoint."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import pytest
 
 import tandem
 from tandem.comparison.pretrain import pretrain
+from tandem.corpus.store import locked
 from tandem.recipe import UserError, load
 from tandem.training import folder as folder_module
 from tandem.training.folder import RunFolder, code_version
@@ -116,6 +119,17 @@ def test_two_processes_cannot_train_one_run(tmp_path):
             RunFolder.start(folder.path, RECIPE)
         assert RunFolder.open(folder.path).records() == []  # reading is free
     RunFolder.start(tmp_path / "mine", RECIPE).close()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"mine/.lock: cannot be locked \(Function not implemented\).*Lustre: -o flock"):
+        RunFolder.start(tmp_path / "mine", RECIPE)
+    with pytest.raises(UserError, match=r"study.lock: cannot be locked"), locked(tmp_path / "study.lock"):
+        pytest.fail("it goes on")
 
 
 def test_a_killed_process_holds_no_lock(tmp_path):
