@@ -20,13 +20,14 @@ processes. `unroll: bptt` walks the row position by position instead and trains 
 
 Scores are those of streaming, which is what a session does: passes are added until no correction at a position or
 before it moves by more than `tolerance`. Each position is decided by itself, so a score depends on the past alone.
+With `score_passes: K`, scores and sessions are those of the network in K passes, which is another model.
 
 Cost: K passes of the blocks and K - 1 corrections, each 8 C^2 multiply-adds, to train; one of each to decode a token.
 Source: The Context-Ready Transformer (arXiv 2606.27538), which may be under a pending patent: docs/context_ready.md.
 Shapes: B rows, T tokens, C width, K passes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -35,12 +36,12 @@ import torch
 from torch import Tensor, nn
 
 from tandem.corpus import Batch
-from tandem.networks.correction import Correction, CorrectionConfig, Passes
+from tandem.networks.context_ready_session import ContextReadySession, PassesSession
+from tandem.networks.correction import Correction, CorrectionConfig, Passes, plus
 from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
-from tandem.networks.network import Ids, Network, compute_dtype
+from tandem.networks.network import Network, compute_dtype
 from tandem.networks.sps import SPS
-from tandem.nn.cache import rows_of_state
 from tandem.nn.dropout import Masks
 from tandem.nn.init import initialise
 from tandem.nn.spans import Span, sent
@@ -87,11 +88,12 @@ class ContextReady(Network):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        # As many passes as the longest text has tokens: then training and scores equal streaming without a session.
-        exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
+        # As many passes as the longest text has tokens: then training equals streaming.
+        exact: dict[str, Any] = {"passes": 26, "passes_min": None, "depth": 1}
+        two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 2, "prefill": "converge"}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12}
-        return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("bptt", bptt))}
+        return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("two", two), ("bptt", bptt))}
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Any, Callable[[str], str | None]]:
@@ -216,7 +218,7 @@ class ContextReady(Network):
         return torch.cat(z, dim=1)
 
     def session(self, rows: int) -> "ContextReadySession":
-        return ContextReadySession(self, rows)
+        return (ContextReadySession if self.config.score_passes == "stream" else PassesSession)(self, rows)
 
     def start_from(self, other: Network) -> None:
         """Also starts from a trained network of the wrapped kind, and then computes its function bit for bit."""
@@ -235,17 +237,22 @@ class ContextReady(Network):
         c, work = self.config, self.correction.work()
         # A prompt costs what decoding its tokens does, even where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
-        P = c.prefill if isinstance(c.prefill, int) else None
         K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
+        if c.score_passes == "stream":  # passes and corrections of a token in decoding, and of one of a prompt
+            S, P = (1, 1), (c.prefill, c.prefill - 1) if isinstance(c.prefill, int) else (1, 1)
+        else:  # all passes but the last are made once more, into the caches
+            k = c.score_passes
+            S, P = (k, k - 1), (k if c.prefill == "stream" else 2 * k - 1, k - 1)
         return replace(
             inner,
             parameters=self.parameters_by_role(),
-            linear=inner.linear + work,
-            cache=lambda n: inner.cache(n) + c.width,
+            linear=S[0] * inner.linear + S[1] * work,
+            keys=lambda n: S[0] * inner.keys(n),
+            cache=lambda n: S[0] * (inner.cache(n) + c.width),
             passes=K,
             training_linear=K * inner.linear + (K - 1 if c.unroll == "passes" else 1) * work,
-            prefill_linear=P and P * inner.linear + (P - 1) * work,
-            prefill_pairs=P and (lambda n: P * inner.pairs(n)),
+            prefill_linear=P[0] * inner.linear + P[1] * work,
+            prefill_pairs=lambda n: P[0] * inner.pairs(n),
         )
 
     def cost_of(self, key: int) -> Cost:
@@ -262,78 +269,15 @@ class ContextReadySPS(ContextReady):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        exact: dict[str, Any] = {"passes": 20, "score_passes": 26, "passes_min": None, "depth": 1}
+        exact: dict[str, Any] = {"passes": 26, "passes_min": None, "depth": 1}
+        two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 1, "prefill": "converge"}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 1, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
-        return {name: cls.Config(**shared, **own) for name, own in (("passes", exact), ("bptt", bptt))}
+        return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("two", two), ("bptt", bptt))}
 
     def carry(self, x: Tensor, z: Tensor) -> Tensor:
         assert isinstance(self.wrapped, SPS)
         return super().carry(x if self.wrapped.config.read == "inputs" else self.wrapped.first_prediction, z)
-
-
-class ContextReadySession:
-    """The wrapped network's session, and what the last column carries (B, 1, C)."""
-
-    def __init__(self, network: ContextReady, rows: int):
-        self.network = network
-        self.inner = network.wrapped.session(rows)
-        self.carry: Tensor | None = None
-        self.state: tuple[Tensor, ...] = ()  # as in DecoderSession
-        self.passes: int | None = None  # passes that the prompt took; None: read token by token
-
-    @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Ids]) -> Tensor:
-        network, tokens = self.network, self.inner.align(prompts)
-        if network.config.prefill == "stream":
-            return self.step(tokens)
-        e = self.inner.enter(tokens)
-        batch = Batch(tokens, tokens, self.inner.pads[:, None].expand_as(tokens))
-        how = "stream" if network.config.prefill == "converge" else network.config.prefill
-        c, self.passes = network.corrected(e, network.wrapped.reader(e, batch), batch.starts, how)
-        x = plus(e, c)
-        z = self.inner.states(x)
-        self.carry = network.carry(x, z)[:, -1:]
-        return self.inner.logits(z)
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        e = self.inner.enter(tokens)
-        z = [self.advance(e[:, i : i + 1]) for i in range(e.shape[1])]
-        return self.inner.logits(z[-1])
-
-    def advance(self, e: Tensor) -> Tensor:
-        """The last block's output for the next column, whose embeddings e (B, 1, C) are corrected first."""
-        begins = self.inner.columns <= self.inner.pads  # on the host, and false after the prompt
-        first = begins[:, None, None].to(e.device) if begins.any() else torch.zeros_like(e[..., :1], dtype=torch.bool)
-        h = torch.zeros_like(e) if self.carry is None else self.carry
-        x = e + self.network.correct(h, e, first)
-        z = self.inner.states(x)
-        carry = self.network.carry(x, z)
-        self.carry = self.state[0].copy_(carry) if self.state else carry  # a graph reads where it has written
-        return z
-
-    def fix(self, capacity: int) -> None:
-        """As DecoderSession.fix."""
-        assert self.carry is not None
-        self.inner.fix(capacity)
-        self.ready, self.carry = self.inner.ready, self.carry.clone()
-        self.state = (self.carry,)
-
-    def fork(self, rows: Tensor | None = None) -> "ContextReadySession":
-        carry = None if self.carry is None else rows_of_state(self.carry, rows)
-        other = ContextReadySession(self.network, self.inner.rows)
-        other.inner, other.carry, other.passes = self.inner.fork(rows), carry, self.passes
-        return other
-
-    @property
-    def bytes(self) -> int:
-        return self.inner.bytes + (0 if self.carry is None else self.carry.nbytes)
-
-
-def plus(e: Tensor, c: Tensor | None) -> Tensor:
-    """e + c, where c = None stands for 0."""
-    return e if c is None else e + c
 
 
 def movement(e: Tensor, c: Tensor, before: Tensor) -> Tensor:

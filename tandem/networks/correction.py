@@ -36,9 +36,11 @@ class CorrectionConfig(Settings):
     unroll: Literal["passes", "bptt"] = "passes"
     """passes: K in parallel. bptt: position by position, gradients through the whole recurrence."""
     score_passes: Passes = "stream"
-    """Passes in scoring: as many as it takes to equal streaming (stream), or a number."""
+    """Passes in scoring and generation: as many as it takes to equal streaming (stream), which generates in one; or a
+    number K, which is another model, and generates in K, with as many caches."""
     prefill: Literal["converge", "stream"] | Annotated[int, Field(ge=1)] = "converge"
-    """How a session reads its prompt: in passes until converged (converge), token by token (stream), or in so many."""
+    """How a session reads its prompt: in passes until converged (converge), token by token (stream), or in so many; of
+    K passes (score_passes), in those (converge) or token by token (stream)."""
     tolerance: float = Field(1e-5, ge=0)
     """Change of a correction, in any channel, below which it has converged; at least 2 eps of the blocks' input."""
 
@@ -46,6 +48,9 @@ class CorrectionConfig(Settings):
         if self.passes_min is not None and self.passes_min > self.passes and self.unroll == "passes":
             told = f"passes_min {self.passes_min} is more than passes {self.passes}"
             raise ValueError(f"{told}; lower passes_min, or take passes_min: null")
+        if self.score_passes != "stream" and isinstance(self.prefill, int):
+            told = f"prefill {self.prefill}: with score_passes {self.score_passes}, prompts are read in so many passes"
+            raise ValueError(f"{told}; take prefill: converge, or score_passes: stream")
         if self.correction_init == "zero" and not self.has_own_network:
             raise ValueError(f"correction {self.correction} has no matrix of its own to set to zero")
         return super().derive()
@@ -53,6 +58,11 @@ class CorrectionConfig(Settings):
     @property
     def has_own_network(self) -> bool:
         return self.correction in ("add", "token_blind", "concat")
+
+
+def plus(e: Tensor, c: Tensor | None) -> Tensor:
+    """e + c, where c = None stands for 0."""
+    return e if c is None else e + c
 
 
 class Correction(nn.Module):

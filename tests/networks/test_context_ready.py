@@ -284,6 +284,11 @@ def test_a_number_of_passes_that_cannot_be_is_refused(given, told):
         load("context_ready/tiny", [f"network.{given}"])
 
 
+def test_a_prompt_is_not_read_in_other_passes_than_it_is_scored_in():
+    with pytest.raises(UserError, match="prefill 3: with score_passes 2, prompts are read in so many passes"):
+        load("context_ready/tiny", ["network.score_passes=2", "network.prefill=3"])
+
+
 def test_micro_batches_of_a_step_share_their_key(small_corpus, monkeypatch):
     from tandem.corpus import prepare
     from tandem.training.run import Run
@@ -340,6 +345,27 @@ def test_a_prompt_can_be_read_in_passes_or_token_by_token():
     torch.testing.assert_close(x.prefill([text[:12]]).double(), hidden @ network.head.T, rtol=0, atol=1e-4)
     (carried,) = at(network, 3, batch)[:, -1]  # from the same pass as the caches
     torch.testing.assert_close(x.carry[0, 0], carried, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["converge", "stream"])
+@pytest.mark.parametrize("K", [1, 2, 3])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_session_in_passes_is_the_network_in_these_passes(correction, K, how):
+    config = ContextReady.Config(width=32, heads=4, depth=2, correction=correction, score_passes=K, prefill=how)
+    network, long, short = Case("", ContextReady, config).fresh(), document(14, 3), document(9, 4)
+    session = network.session(2)
+    logits = [session.prefill([long[:8], short[:3]])]
+    logits += [session.step(torch.tensor(pair)) for pair in zip(long[8:], short[3:], strict=True)]
+    turned = session.fork(torch.tensor([1, 0, 1]))
+    again = turned.step(torch.tensor([5, 6, 5]))
+    for row, text in enumerate((long, short)):
+        x = at(network, K, pack([[[*text, 6 - row]]]))
+        expected = (network.wrapped.norm(x) @ network.head.T)[0]
+        found = torch.stack(logits)[:, row]
+        torch.testing.assert_close(found, expected[-len(found) - 1 : -1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(again[1 - row], expected[-1], rtol=0, atol=1e-5)
+    assert torch.equal(again[0], again[2])
+    assert session.passes == (None if how == "stream" else K)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -453,7 +479,7 @@ def test_the_bias_of_the_last_matrix_is_zeroed_too():
 def test_how_a_trained_network_is_read_may_change_and_its_correction_may_not():
     shape = {"width": 16, "heads": 2, "depth": 1}
     trained = Case("", ContextReady, ContextReady.Config(**shape)).fresh(seed=3)
-    free = {"passes": 3, "passes_min": None, "score_passes": 2, "unroll": "bptt", "prefill": 4, "tolerance": 1e-3}
+    free = {"passes": 3, "passes_min": None, "score_passes": 2, "unroll": "bptt", "tolerance": 1e-3}
     network = Case("", ContextReady, ContextReady.Config(**shape, **free, correction_init="zero")).fresh(seed=4)
     network.start_from(trained)
     for name, value in network.state_dict().items():

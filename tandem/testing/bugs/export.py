@@ -55,7 +55,7 @@ BUGS = {
         ("a fork of rows keeps the order of its padding", "fork_of_rows",
          "rows_of_state(self.pads, rows)", "rows_of_state(self.pads, rows if rows is None else 0 * rows)"),
     ],
-    "networks/context_ready.py": [
+    "networks/context_ready_session.py": [
         ("a fork of rows keeps the order of what is carried", "fork_of_rows",
          "rows_of_state(self.carry, rows)", "rows_of_state(self.carry, rows if rows is None else 0 * rows)"),
     ],
