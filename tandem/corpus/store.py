@@ -256,7 +256,7 @@ def flock(file: IO[Any], wait: bool) -> None:
     except OSError as error:
         raise UserError(
             f"{file.name}: cannot be locked ({error.strerror}), and so two processes might write here at once; "
-            "take a folder on a file system that has them, or mount this one with them (Lustre: -o flock)"
+            "take a folder on a file system with locks, or mount this one with them (Lustre: -o flock)"
         ) from error
 
 

@@ -22,6 +22,7 @@ NETWORKS = {
     "two_x_memory": (SPS, {"depth": 2, "window": None}),
     "reverse_sps": (SPS, {"depth": 2, "window": 2, "persistent": "predictions", "read": "inputs"}),
     "context_ready": (ContextReady, {"depth": 1, "passes_min": None}),
+    "three_passes": (ContextReady, {"depth": 1, "passes_min": None, "score_passes": 3}),
     "double_decoder": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1}),
     "with_a_sink": (DoubleDecoder, {"context_layers": 1, "generation_layers": 1, "sink": True}),
 }
