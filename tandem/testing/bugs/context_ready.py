@@ -9,7 +9,7 @@ BUGS = {
     "networks/context_ready_session.py": [
         ("first columns stay on the host", "device",
          "begins[:, None, None].to(e.device)", "begins[:, None, None]"),
-        ("the first position streams uncorrected", "decoding",
+        ("the first position streams uncorrected", "reading",
          "e + self.network.correct(h, e, first)", "e + self.network.correct(h, e, first).masked_fill(first, 0)"),
         ("a fork forgets what is carried", "fork",
          "None if self.carry is None else rows_of_state(self.carry, rows)", "None"),
