@@ -238,21 +238,22 @@ class ContextReady(Network):
         # A prompt costs what decoding its tokens does, even where the wrapped network reads inputs alone
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
         K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
-        if c.score_passes == "stream":  # passes and corrections of a token in decoding, and of one of a prompt
-            S, P = (1, 1), (c.prefill, c.prefill - 1) if isinstance(c.prefill, int) else (1, 1)
+        # S, P: passes of a token in decoding, and of one of a prompt; s, p: its corrections
+        if c.score_passes == "stream":
+            S, s, (P, p) = 1, 1, (c.prefill, c.prefill - 1) if isinstance(c.prefill, int) else (1, 1)
         else:  # all passes but the last are made once more, into the caches
-            k = c.score_passes
-            S, P = (k, k - 1), (k if c.prefill == "stream" else 2 * k - 1, k - 1)
+            S, s = c.score_passes, c.score_passes - 1
+            P, p = S if c.prefill == "stream" else 2 * S - 1, s
         return replace(
             inner,
             parameters=self.parameters_by_role(),
-            linear=S[0] * inner.linear + S[1] * work,
-            keys=lambda n: S[0] * inner.keys(n),
-            cache=lambda n: S[0] * (inner.cache(n) + c.width),
+            linear=S * inner.linear + s * work,
+            keys=lambda n: S * inner.keys(n),
+            cache=lambda n: S * (inner.cache(n) + c.width),
             passes=K,
             training_linear=K * inner.linear + (K - 1 if c.unroll == "passes" else 1) * work,
-            prefill_linear=P[0] * inner.linear + P[1] * work,
-            prefill_pairs=lambda n: P[0] * inner.pairs(n),
+            prefill_linear=P * inner.linear + p * work,
+            prefill_pairs=lambda n: P * inner.pairs(n),
         )
 
     def cost_of(self, key: int) -> Cost:

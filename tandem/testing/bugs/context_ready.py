@@ -51,7 +51,7 @@ BUGS = {
         ("in bfloat16 a prompt waits for less than rounding", CONTEXT_READY,
          "2 * torch.finfo", "0 * torch.finfo"),
         ("a prompt in passes costs one pass of attention", CONTEXT_READY,
-         "P[0] * inner.pairs(n)", "inner.pairs(n)"),
+         "P * inner.pairs(n)", "inner.pairs(n)"),
         ("a prompt in passes pays for a correction too many", CONTEXT_READY,
          "(c.prefill, c.prefill - 1)", "(c.prefill, c.prefill)"),
         ("the first block's MLP is tied", FORMULA,
