@@ -1,10 +1,11 @@
 """A run on the terminal: one line that is updated in place or, where there is no terminal, one line every few seconds.
 
-    step 1200/3815   31 %  loss 3.412 (last 3.398)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB  25 min left
+    step 120/381   31 %  loss 3.412 (last 3.398)  norm 0.42  lr 6.0e-4  232 k tok/s  355 TFLOP/s  21.1 GiB  25 min left
     likelihood  3.287 nats/token, 1.031 bits/byte on wiki-val
 
-`loss` is smoothed, starting afresh when a phase changes what it measures; the time left is that of the remaining FLOPs
-at the current speed.
+`loss` is smoothed, starting afresh when a phase changes what it measures. FLOP/s are those of all devices that the
+network needs (recomputation is not counted); over their peak, they are MFU. The time left is that of the remaining
+FLOPs at the current speed.
 """
 
 import contextlib
@@ -155,7 +156,8 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
     parts = [_place(record), f"loss {loss:.3f} (last {last:.3f})"]
     parts += [f"{name} {value:.3f}" for name, value in others[:SHOWN]]
     parts += [f"norm {record['norm']:.2f}", f"lr {short(record['lr'])}"]
-    parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{record['memory_bytes'] / 2**30:.1f} GiB"]
+    parts += [f"{scaled(record['tokens_per_second'])} tok/s", f"{scaled(record['flops_per_second'])}FLOP/s"]
+    parts += [f"{record['memory_bytes'] / 2**30:.1f} GiB"]
     parts += [spikes_in_words(record)] if record.get("spikes") else []
     return "  ".join(parts) + _time_left(record)
 

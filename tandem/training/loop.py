@@ -100,6 +100,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
 def _event(run: "Run", taken: Taken, seconds: float) -> Step:
     done = run.progress.step
     flops = run.flops(done)
+    rate = run.share(done - 1) * (flops - run.flops(done - 1)) / seconds
     return Step(
         step=done,
         steps=run.steps,
@@ -111,7 +112,8 @@ def _event(run: "Run", taken: Taken, seconds: float) -> Step:
         flops=flops,
         seconds=run.progress.seconds,
         tokens_per_second=(run.tokens(done) - run.tokens(done - 1)) / seconds,
-        seconds_left=seconds * (run.flops(run.steps) - flops) / (run.share(done - 1) * (flops - run.flops(done - 1))),
+        flops_per_second=rate,
+        seconds_left=(run.flops(run.steps) - flops) / rate,
         memory_bytes=int(run.ranks.largest(peak_memory(run.device.value))),
         spikes=run.progress.spikes,
         skipped=run.progress.skipped,

@@ -19,7 +19,9 @@ from tandem.training.display import Display
 from tandem.training.folder import RunFolder
 from tandem.training.sinks import JsonLines, Record, Sink, TensorBoard, WandB
 
-CLOCK_KEYS = frozenset({"seconds", "training_seconds", "tokens_per_second", "seconds_left", "memory_bytes"})
+CLOCK_KEYS = frozenset(
+    {"seconds", "training_seconds", "tokens_per_second", "flops_per_second", "seconds_left", "memory_bytes"}
+)
 """Keys that depend on the clock or the machine; all others are equal, bit for bit, when a run is repeated."""
 
 
@@ -30,7 +32,8 @@ class Step:
     step: steps finished.  steps: of the whole run.  phase: the first step of the phase (objectives/phases.py).
     terms: mean nats by name, the loss first.  norm: of the gradient before clipping.  lr: learning rate.
     tokens, flops, seconds: spent on training since step 0, in all processes that trained this run.
-    tokens_per_second: of this step.  seconds_left: for the remaining FLOPs at the current speed.
+    tokens_per_second, flops_per_second: of this step, over all processes; recomputation is not counted.
+    seconds_left: for the remaining FLOPs at this speed.
     memory_bytes: at the peak of the process that took most.
     spikes, skipped: steps so far that were spikes (training/progress.py), and those of them that updated nothing.
     """
@@ -45,6 +48,7 @@ class Step:
     flops: float
     seconds: float
     tokens_per_second: float
+    flops_per_second: float
     seconds_left: float
     memory_bytes: int
     spikes: int = 0

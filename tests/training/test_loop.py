@@ -220,6 +220,7 @@ def test_a_step_tells_its_speed_and_the_time_left_by_the_work_left(make_run, mon
     assert [step.seconds for step in seen] == [0.5 * n for n in range(1, 9)]
     work = [run.flops(n) - run.flops(n - 1) for n in range(1, 9)]
     for done, step in enumerate(seen, 1):
+        assert step.flops_per_second == 2 * work[done - 1]
         assert step.seconds_left == pytest.approx(0.5 * sum(work[done:]) / work[done - 1])
 
 

@@ -38,6 +38,7 @@ STEP = Step(
     flops=1.53e9 * 1200 * 131072,
     seconds=678.0,
     tokens_per_second=232e3,
+    flops_per_second=355e12,
     seconds_left=1477.0,
     memory_bytes=int(21.1 * 2**30),
 )
@@ -168,8 +169,8 @@ def test_the_line_of_a_step():
     display, out = plain()
     display.write(record())
     assert out.getvalue() == (
-        "step 1200/3815   31 %  loss 3.412 (last 3.412)  norm 0.42  lr 6.0e-4  232 k tok/s  21.1 GiB"
-        "  24 min 37 s left\n"
+        "step 1200/3815   31 %  loss 3.412 (last 3.412)  norm 0.42  lr 6.0e-4  232 k tok/s"
+        "  355 TFLOP/s  21.1 GiB  24 min 37 s left\n"
     )
 
 
