@@ -17,7 +17,8 @@ def test_a_shipped_recipe_can_be_read_and_built(name):
     with torch.device("meta"):
         network = recipe.choice("network")(recipe.network, recipe.corpus.vocabulary or 256, recipe.batch.context)
     assert network.cost().total_parameters
-    assert SHIPPED[name].read_text("utf-8").startswith("# ")
+    first = SHIPPED[name].read_text("utf-8").splitlines()[0]
+    assert first.startswith("# ") and first.endswith("."), "`tandem show` lists the first line alone"
 
 
 def test_a_recipe_means_the_same_whatever_was_imported_before():
