@@ -171,8 +171,8 @@ def did_you_mean(word: str, words: Iterable[str], prefix: str = "") -> str:
 
 
 def counted(number: int, things: str) -> str:
-    """A number of things whose name ends in s: "1 document", "1,200 documents"."""
-    return f"{number:,} {things if number != 1 else things[:-1]}"
+    """A number of things whose name ends in s or es: "1 document", "1 process", "1,200 documents"."""
+    return f"{number:,} {things if number != 1 else things[: -2 if things.endswith('sses') else -1]}"
 
 
 def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:

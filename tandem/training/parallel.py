@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem.networks.network import Network
-from tandem.recipe import UserError
+from tandem.recipe import UserError, counted
 from tandem.training.device import Choice, Training, host_memory
 from tandem.training.health import SIGNALS
 
@@ -237,11 +237,12 @@ def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
 
 def require_divisible(rows: int, micro_batches: int, ranks: Ranks, divisor: int = 1) -> None:
     """Raises: UserError where the rows of a step, or rows / divisor in some phase, cannot be divided evenly."""
-    parts = ranks.count * micro_batches * divisor
+    share = micro_batches * divisor
+    parts = ranks.count * share
     if rows % parts:
         fewer = f" x {divisor}, by which a phase divides its rows" if divisor > 1 else ""
+        processes = f", or start {counted(math.gcd(rows // share, ranks.count), 'processes')}" * (rows % share == 0)
         raise UserError(
-            f"batch.rows = {rows}: must be a multiple of {parts} = {ranks.count} processes x batch.micro_batches "
-            f"{micro_batches}{fewer}; write batch.rows={math.ceil(rows / parts) * parts}, or start "
-            f"{math.gcd(rows // divisor // micro_batches, ranks.count)} processes"
+            f"batch.rows = {rows}: must be a multiple of {parts} = {counted(ranks.count, 'processes')} x "
+            f"batch.micro_batches {micro_batches}{fewer}; write batch.rows={math.ceil(rows / parts) * parts}{processes}"
         )

@@ -119,6 +119,11 @@ def test_rows_that_can_not_be_dealt_out_are_refused():
     require_divisible(16, 4, Group(0, 4))
     with pytest.raises(UserError, match=r"batch.rows = 16: must be a multiple of 12 = 3 processes x .* 4; write.*=24"):
         require_divisible(16, 4, Group(0, 3))
+    for rows, micro, ranks, cure in ((8, 2, 6, "=12, or start 2 processes"), (4, 4, 2, "=8, or start 1 process")):
+        with pytest.raises(UserError, match=f"write batch.rows{cure}$"):
+            require_divisible(rows, micro, Group(0, ranks))
+    with pytest.raises(UserError, match=r"of 16 = 1 process x .* write batch.rows=16$"):  # no number of processes helps
+        require_divisible(4, 4, ALONE, divisor=4)
 
 
 def test_what_fails_in_one_process_is_raised_in_those_that_gather_meanwhile(tmp_path):
