@@ -1,9 +1,12 @@
 """The house rules that can be read off the source: imports go one way, files stay short, names are nouns."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
+
+import tandem
 
 PACKAGE = Path(__file__).parents[1] / "tandem"
 MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
@@ -104,3 +107,15 @@ def test_the_command_starts_without_torch_and_numpy():
             path = name.removeprefix("tandem.").replace(".", "/")
             todo += [f"{path}.py", f"{path}/__init__.py"] if name.startswith("tandem.") else []
     assert seen & {"cli.py", "recipe.py", "recipe/__init__.py"}
+
+
+def test_the_names_of_the_package_are_those_that_type_checkers_see():
+    (checked,) = (node for node in MODULES["__init__.py"].body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: part.module for part in checked.body if isinstance(part, ast.ImportFrom) for alias in part.names
+    }
+    assert seen == tandem._HOMES and {*dir(tandem)} >= seen.keys()
+    for name, home in seen.items():
+        assert getattr(tandem, name) is getattr(importlib.import_module(str(home)), name)
+    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
+        tandem.lode  # noqa: B018
