@@ -9,7 +9,6 @@ traceback.
 import errno
 import gc
 import io
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,9 @@ import typer
 from typer.core import TyperGroup
 
 import tandem
+from tandem.machine import set_threads
 
-# Read when torch is imported: a waiting thread spins 10,000 times, then sleeps. The runtime's default spins for
-# milliseconds, so that beside one busy process a step takes five to twelve times as long; sleeping at once makes
-# small products up to three times as slow on an idle machine (docs/log.md). The user's environment takes precedence.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+set_threads()
 gc.set_threshold(*gc.get_threshold()[:2], 1000)  # imports make a million objects that stay: rarely look at all again
 
 CURES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room on the disk")

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "tandem"
 MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
 
 FLOORS = [  # a module may import from its own part of the house and from floors below
+    {"machine"},
     {"recipe"},
     {"corpus"},
     {"nn"},

@@ -29,6 +29,7 @@ from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.study import Job, Study
 from tandem.corpus.store import end_with_parent
+from tandem.machine import cores
 from tandem.recipe import UserError, require
 from tandem.training.display import TERMINAL, brief_line, clock, say
 from tandem.training.folder import LOCK, lock, replace_file
@@ -145,7 +146,7 @@ class Training:
         mine = {key: value for key, value in os.environ.items() if key not in GROUP}
         environment = {**mine, "PYTHONPATH": os.pathsep.join(filter(None, code))}
         if processes > 1:
-            environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+            environment["OMP_NUM_THREADS"] = str(max(1, cores() // processes))
         if device is not None:
             environment[VISIBLE] = device
         self.errors = open(folder.processes / f"{job.name}.err", "w+")  # noqa: SIM115

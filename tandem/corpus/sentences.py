@@ -40,6 +40,7 @@ from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge
 from tandem.corpus.splitters import splitter, version_of
 from tandem.corpus.store import Store, end_with_parent, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash
+from tandem.machine import cores
 from tandem.recipe import Settings, UserError
 
 FORMAT = 2
@@ -218,8 +219,7 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
     """Yields, for runs of documents, (first, last + 1, tokens of each of their sentences, counts)."""
     bounds = np.searchsorted(store.offsets, np.arange(0, len(store.tokens), BATCH))
     runs = list(itertools.pairwise(np.unique([*bounds, len(store)]).tolist()))
-    cores = len(os.sched_getaffinity(0))  # those that a batch system leaves to this process
-    if config.splitter != "rules" or len(runs) == 1 or cores == 1:
+    if config.splitter != "rules" or len(runs) == 1 or cores() == 1:
         for first, last in runs:
             yield first, last, *_lengths(config, _documents(store, config, first, last))
         return
@@ -227,8 +227,8 @@ def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, n
     submit = lambda run: pool.submit(_lengths, config, _documents(store, config, *run))
     # They end with this process, however it ends, for they hold its locks as well.
     asked = signal.SIGKILL, os.getpid()
-    with ProcessPoolExecutor(cores, multiprocessing.get_context("fork"), end_with_parent, asked) as pool:
-        for run, found in in_turn(runs, submit, ahead=2 * cores):
+    with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork"), end_with_parent, asked) as pool:
+        for run, found in in_turn(runs, submit, ahead=2 * cores()):
             yield *run, *found
 
 

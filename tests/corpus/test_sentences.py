@@ -104,7 +104,7 @@ def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypat
     store = made(tmp_path / "store", TEXTS * 6)
     alone = segment(store, Segmentation(cap=20))
     monkeypatch.setattr(module, "BATCH", 500)
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(module, "cores", lambda: 2)
     copy = made(tmp_path / "copy", TEXTS * 6)
     seen = []
     spread = segment(copy, Segmentation(cap=20), lambda done, total: seen.append((done, total)))
@@ -115,7 +115,7 @@ def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypat
 def test_processes_end_with_the_one_that_is_killed(store, monkeypatch):
     """Else they would hold its locks, and the same command would wait for ever."""
     monkeypatch.setattr(module, "BATCH", 50)
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_lengths", lambda *_: time.sleep(60))
     if not (pid := os.fork()):
         try:

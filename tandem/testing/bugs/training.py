@@ -65,6 +65,14 @@ BUGS = {
         ("processes of two recipes train as one", "tests/training/test_resume.py::" + ALIKE,
          "ranks.require_alike(told)", "ranks.require_alike({})"),
     ],
+    "machine.py": [
+        ("a container's share of its machine goes unseen", "tests/test_machine.py",
+         ", *map(math.ceil, _quotas(system))", ""),
+        ("only a container's own group is asked", "tests/test_machine.py",
+         "(own, *own.parents[: len(own.parts) - len(top.parts)])", "(own,)"),
+        ("threads are as many as a container sees", "tests/test_machine.py",
+         'os.environ.setdefault("OMP_NUM_THREADS", str(cores()))', "pass"),
+    ],
     "comparison/runner.py": [
         ("runs of a study join the group of their command",
          "tests/comparison/test_runner.py::test_a_run_sees_the_gpu_that_it_was_dealt_and_joins_no_group",

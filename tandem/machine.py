@@ -1,0 +1,49 @@
+"""What of its machine a process may use, and how PyTorch's threads use it; imported before torch."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def set_threads() -> None:
+    """What torch reads when it is imported; the user's environment takes precedence.
+
+    A waiting thread spins 10,000 times, then sleeps. The runtime's default spins for milliseconds, so that beside one
+    busy process a step takes five to twelve times as long; sleeping at once makes small products up to three times as
+    slow on an idle machine (docs/log.md). A container that has two cores' worth of time on a machine of 64 sees all 64,
+    and so would PyTorch, whose threads would spend most of that time on waking each other.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if cores() < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+
+
+def cores(system: Path = Path("/")) -> int:
+    """Cores that a batch system or a container leaves to this process; `system`: where /proc and /sys are."""
+    return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, _quotas(system))]))
+
+
+def _quotas(system: Path) -> Iterator[float]:
+    """The time, in cores, that control groups of this process are limited to (cgroup v1 and v2)."""
+    try:
+        groups = (system / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for controllers, path in (line.split(":", 2)[1:] for line in groups):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = system / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        own = top / path.lstrip("/")  # a container's own group may be mounted as the top one
+        for group in (own, *own.parents[: len(own.parts) - len(top.parts)]):
+            try:
+                if controllers:
+                    quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (group / "cpu.max").read_text().split()
+            except OSError:
+                continue
+            if quota.strip() not in ("max", "-1"):
+                yield int(quota) / int(period)
