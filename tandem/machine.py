@@ -11,8 +11,8 @@ def set_threads() -> None:
 
     A waiting thread spins 10,000 times, then sleeps. The runtime's default spins for milliseconds, so that beside one
     busy process a step takes five to twelve times as long; sleeping at once makes small products up to three times as
-    slow on an idle machine (docs/log.md). A container that has two cores' worth of time on a machine of 64 sees all 64,
-    and so would PyTorch, whose threads would spend most of that time on waking each other.
+    slow on an idle machine. A container that has two cores' worth of time on a machine of 64 sees all 64, and so would
+    PyTorch: threads beyond those two cost their own coordination and add nothing. Figures: docs/log.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
