@@ -193,7 +193,7 @@ def attend_backward(
         N = k[s].shape[2]
         if N:
             _launch(
-                kernels.key_gradient_kernel, (triton.cdiv(N, for_keys.keys), G, B), for_keys, q[0],
+                kernels.key_gradient_kernel, (-(-N // for_keys.keys), G, B), for_keys, q[0],
                 tuple(q), k[s], v[s], tuple(dy), dk[s], dv[s], terms, *_located(of_source), T, N, *numbers,
                 *map(_strides, (q, [k[s]], [v[s]], dy, [dk[s]], [dv[s]])),
                 GROUPS=len(q), D=D, **for_keys.blocks,
@@ -249,11 +249,10 @@ def decode(
     (y,) = _taken_apart(bounds, ys)
     (B, H, T, D), G, rows = q[0].shape, k[0].shape[1], _rows_of_key_head(q[0], k[0], len(q))
     longest = max(1, *(x.shape[2] for x in k))
-    shares = min(triton.cdiv(PROGRAMS, B * G), triton.cdiv(longest, 2 * DECODE_BLOCK))
-    shares = triton.next_power_of_2(shares)
+    shares = _power_of_2(min(-(-PROGRAMS // (B * G)), -(-longest // (2 * DECODE_BLOCK))))
     # Half the keys in float32, or heads of 128 would not fit in the 99 KiB of shared memory of smaller devices.
     keys, stages = (DECODE_BLOCK // 2, 2) if q[0].dtype == torch.float32 else (DECODE_BLOCK, 3)
-    shape = Shape(max(16, triton.next_power_of_2(rows)), keys, 4, stages)
+    shape = Shape(max(16, _power_of_2(rows)), keys, 4, stages)
     parts = lse.new_empty(B, G, shares, shape.queries, _block_width(D))
     largest, totals = lse.new_empty(2, *parts.shape[:4])
     _launch(
@@ -307,19 +306,24 @@ def _launch(kernel, grid: tuple[int, int, int], shape: Shape, like: Tensor, *arg
         kernel[grid](*arguments, **constants, BLOCK_D=_block_width(like.shape[3]), **shape.options)
 
 
+def _power_of_2(n: int) -> int:
+    """The smallest that is at least n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
 def _block_width(D: int) -> int:
-    return max(16, triton.next_power_of_2(D))  # tl.dot needs at least 16
+    return max(16, _power_of_2(D))  # tl.dot needs at least 16
 
 
 def _shapes(q: list[Tensor]) -> tuple[Shape, Shape, Shape]:
-    width, is_single = max(32, triton.next_power_of_2(q[0].shape[3])), q[0].dtype == torch.float32
+    width, is_single = max(32, _power_of_2(q[0].shape[3])), q[0].dtype == torch.float32
     forward, of_queries, of_keys = (SINGLE if is_single else HALF)[width]
     return forward, of_queries if is_single or len(q) == 1 else PAIRED.get(width, of_queries), of_keys
 
 
 def _tiles_of_queries(q: list[Tensor], shape: Shape) -> tuple[int, int, int]:
     B, H, T, _ = q[0].shape
-    return triton.cdiv(T, shape.queries // triton.next_power_of_2(len(q))), H, B
+    return -(-T // (shape.queries // _power_of_2(len(q)))), H, B
 
 
 def _located(bounds: Tensor) -> tuple[Tensor, int, int]:
