@@ -54,7 +54,7 @@ from tandem.networks.gestalt_reading import NO_DROPOUT, GestaltDropout, Reading
 from tandem.networks.gestalt_session import GestaltSession
 from tandem.networks.network import Network, padded
 from tandem.nn.block import Block, BlockConfig
-from tandem.nn.init import Embedding, initialise
+from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.norm import norm
 from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
@@ -80,6 +80,8 @@ class Gestalt(Network):
     class Config(BlockConfig):
         depth: int = Field(12, ge=1)
         """Number of blocks."""
+        tied: bool = True
+        """The output matrix is the token table."""
         blocks: Literal["alternate", "self_then_cross", "parallel", "self"] = "alternate"
         """alternate: self- and cross-attention in turns; self_then_cross, parallel: both in every block, in series or
         side by side; self: no cross-attention, thoughts are positions before the sentence (memory: 0: no memory)."""
@@ -147,6 +149,7 @@ class Gestalt(Network):
         self.stack = nn.ModuleList(kinds[layer % len(kinds)](c, layer) for layer in range(c.depth))
         self.norm = norm(c.norm, c.width, c.norm_eps, bias=c.bias, scale=c.width_ratio**-0.5)
         self.thought = ThoughtHead(c)
+        self.output = None if c.tied else Linear(c.width, len(self.table.weight), bias=False, role="head")
         initialise(self, c.init, c.depth, generator)
 
     @classmethod
@@ -164,7 +167,7 @@ class Gestalt(Network):
         paper = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "xavier_qkv"}
         given: dict[str, dict[str, Any]] = {
             "alternate": {**paper, "depth": 4, "thought_from": 3},
-            "alternate_begins": {"seed": False, "depth": 4, "thought_from": None},
+            "alternate_begins": {"seed": False, "depth": 4, "thought_from": None, "tied": False},
             "serial": {"blocks": "self_then_cross"},
             "parallel": {"blocks": "parallel"},
             "in_context": {"blocks": "self", **paper},
@@ -173,7 +176,7 @@ class Gestalt(Network):
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:
-        plain = config.shared_with(BlockConfig) | {"depth": config.depth, "positions": "adjacent"}
+        plain = config.shared_with(BlockConfig) | {"depth": config.depth, "tied": config.tied, "positions": "adjacent"}
         cut = {"blocks": "self", "memory": 0, "seed": False, "hinge": 0.0, "cap": 1 << 20, "positions": "adjacent"}
         own = lambda name: None if name.startswith("thought.") else name
         return config.model_copy(update=cut), Decoder.Config(**plain), own
@@ -206,7 +209,7 @@ class Gestalt(Network):
 
     @property
     def head(self) -> Tensor:
-        return self.table.weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
+        return self.output_weight[: self.vocabulary + (3 if self.config.boundary_logits == "all" else 1)]
 
     def unseeded(self) -> Self:
         """A copy that shares the weights; its sentences all begin with [BOS]; for analyses."""

@@ -153,7 +153,7 @@ class GestaltSession:
         network = self.network
         states, last = self._states(list(rows), fronts, texts, range(network.config.depth))
         hidden = network.norm(states[last])
-        return (hidden @ network.table.weight[: network.end + 1].T).float()
+        return (hidden @ network.output_weight[: network.end + 1].T).float()
 
     def _states(
         self, rows: list[int], fronts: Sequence[Tensor | None], texts: list[list[int]], layers: range
