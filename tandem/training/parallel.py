@@ -10,7 +10,8 @@
 block when it is computed, and scatters its gradient. Both wrap one module whose forward is the objective's loss, so
 that their hooks surround everything that an objective does with a network.
 
-A process that dies ends the others: torchrun stops them, and without it gloo fails at once, NCCL after TIMEOUT.
+A process that dies ends the others: torchrun stops them; without it gloo nearly always fails at once, NCCL after
+TIMEOUT.
 Cost for N processes and P parameters: ddp sends 2 P gradients a step; fsdp 2 P weights for every micro-batch and
 P gradients, all float32. What is written and printed comes from rank 0.
 """
