@@ -10,8 +10,8 @@
 block when it is computed, and scatters its gradient. Both wrap one module whose forward is the objective's loss, so
 that their hooks surround everything that an objective does with a network.
 
-A process that dies ends the others: torchrun stops them; without it gloo nearly always fails at once, NCCL after
-TIMEOUT.
+A process that dies ends the others: torchrun stops them; without it gloo fails at once (but for once in a thousand
+kills, when it sends just then), NCCL after TIMEOUT.
 Cost for N processes and P parameters: ddp sends 2 P gradients a step; fsdp 2 P weights for every micro-batch and
 P gradients, all float32. What is written and printed comes from rank 0.
 """
@@ -41,8 +41,8 @@ T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for another one that is gone, or that is writing or preparing something."""
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-"""What gloo and NCCL say where another process is gone."""
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "imed out")
+"""What gloo, NCCL and the store say where another process is gone, or has not come for TIMEOUT."""
 
 STATES = 16
 """Bytes per parameter in training: its weight, its gradient and AdamW's two means, float32."""
@@ -147,8 +147,8 @@ def joined() -> Iterator[Ranks]:
     cuda = torch.cuda.is_available() and local < torch.cuda.device_count()
     if cuda:
         torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
         yield Ranks(rank, count, local)
     except RuntimeError as error:
         if not any(words in str(error) for words in LOST):

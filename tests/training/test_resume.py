@@ -237,6 +237,18 @@ def test_a_process_whose_partner_is_gone_says_so(tmp_path, small_corpus):
     assert "process 0 of 2 has lost another one" in ranks.said and "Traceback" not in ranks.said, ranks.said
 
 
+def test_a_process_that_waits_too_long_for_another_says_so(tmp_path, small_corpus):
+    folder = tmp_path / "asleep"
+    ranks = start(folder, small_corpus, count=2, steps=10**6, damage="impatient")
+    wait_for(ranks, folder, 4)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    ranks.processes[0].join(60)
+    os.kill(ranks.processes[1].pid, signal.SIGCONT)
+    assert ranks.wait() == [2, 2], ranks.said
+    assert "process 0 of 2 has lost another one" in ranks.said and "imed out" in ranks.said, ranks.said
+    assert "Traceback" not in ranks.said, ranks.said
+
+
 def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
     folder = tmp_path / "damaged"
     finish(start(folder, small_corpus, count=2, steps=6))

@@ -56,6 +56,9 @@ BUGS = {
          "module.set_gradient_divide_factor(1.0)", "pass"),
         ("targets are counted by every process for itself", PARALLEL,
          "for number in SIGNALS)])\n        dist.all_reduce(total)", "for number in SIGNALS)])"),
+        ("one that has waited too long ends with a traceback",
+         "tests/training/test_resume.py::test_a_process_that_waits_too_long_for_another_says_so",
+         ', "imed out")', ")"),
     ],
     "training/run.py": [
         ("who opens a run begins PyTorch's generator again", "tests/training/test_device.py",
