@@ -19,14 +19,19 @@ NAMES = {
 }
 
 
+def points(curve):
+    return zip(*((point["flops"] / 1e12, point["nats_per_token"]) for point in curve), strict=True)
+
+
 def main():
     runs = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
     curves = {run["arm"]: run["curve"] for run in runs}
+    untied = json.loads((HERE / "heads.jsonl").read_text().splitlines()[0])["curve"]
     figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
     axes = figure.subplots()
     for arm, name in NAMES.items():
-        flops, nats = zip(*((point["flops"] / 1e12, point["nats_per_token"]) for point in curves[arm]), strict=True)
-        axes.plot(flops, nats, marker=".", label=name, color="black" if arm == "decoder" else None)
+        axes.plot(*points(curves[arm]), marker=".", label=name, color="black" if arm == "decoder" else None)
+    axes.plot(*points(untied), "k:", label="decoder, untied head, PyTorch's initialisation")
     axes.set_xlabel("training, TFLOP")
     axes.set_ylabel("nats per token, 25 held-out documents")
     axes.set_title("A million parameters, one seed; the learning rate falls over the last tenth", fontsize=10)
