@@ -249,6 +249,14 @@ def test_a_process_that_waits_too_long_for_another_says_so(tmp_path, small_corpu
     assert "Traceback" not in ranks.said, ranks.said
 
 
+def test_a_process_whose_partner_never_joins_says_so(tmp_path, small_corpus):
+    ranks = start(tmp_path / "first", small_corpus, count=2, damage="impatient")
+    ranks.processes[1].kill()
+    assert ranks.wait() == [2, -signal.SIGKILL], ranks.said
+    assert "process 0 of 2 has lost another one" in ranks.said and "1/2 clients joined" in ranks.said, ranks.said
+    assert "Traceback" not in ranks.said, ranks.said
+
+
 def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
     folder = tmp_path / "damaged"
     finish(start(folder, small_corpus, count=2, steps=6))
