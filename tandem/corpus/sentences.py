@@ -12,7 +12,8 @@ sentence; `;` `:`; comma, bracket, dash; word; anywhere), among equals the one n
 still too long are cut again, so no piece is shorter than a quarter of the cap. Then a sentence of fewer than three
 tokens is joined to the previous one, or else to the next, if the sum fits the cap.
 
-    segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens
+    segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens;
+                                  interrupted, it goes on from the last batch
 
 Any number of segmentations can be kept beside one token store.
 Cost: 0.3 MB of text per second and core with `rules`, spread over the cores that the process may use; memory is a few
@@ -155,7 +156,7 @@ def segment(store: Store, config: Segmentation, progress: Progress = lambda done
         options["weights"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     key = json.dumps([FORMAT, options, version, store.manifest.tokenizer]).encode()
     folder = store.folder / "sentences" / f"{config.splitter}-{content_hash(key)[:12]}"
-    with unmade(folder) as partial:
+    with unmade(folder, resumes=True) as partial:
         if partial:
             _write(partial, store, config, version, progress)
     return Sentences(store, folder)
@@ -180,29 +181,35 @@ def open_sentences(text: str, tokenizer: Tokenizer, config: Segmentation | None)
 
 
 def _write(folder: Path, store: Store, config: Segmentation, version: str, progress: Progress) -> None:
-    """Makes a segmentation in a new folder."""
+    """Makes a segmentation in a folder, from where an interrupted attempt left it."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
         raise UserError("corpus.sentences: this tokenizer changes the text, so sentences cannot be found again in its "
                         "tokens; take a byte-level one, or splitter every")  # fmt: skip
     if config.splitter == "given" and not len(store.given):
         raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")
-    folder.mkdir()
-    counts, sentences, done = Counter(), 0, 0
-    with (folder / "starts.bin").open("wb") as file:
-        for first, last, lengths, counted in _segmented(store, config):
+    folder.mkdir(exist_ok=True)
+    found = folder / "found.json"
+    documents, sentences, counts = json.loads(found.read_text()) if found.exists() else (0, 0, {})
+    with (folder / "starts.bin").open("ab") as file:
+        file.truncate(8 * sentences)  # what was written after `found` was
+        for first, last, lengths, counted in _segmented(store, config, documents):
             begin, end = store.offsets[[first, last]]
             assert lengths.sum() == end - begin, "sentences tile the documents"
             file.write((begin + np.cumsum(lengths) - lengths).tobytes())
-            counts += counted
-            sentences, done = sentences + len(lengths), done + int(end - begin)
-            progress(done, len(store.tokens))
+            file.flush()
+            os.fsync(file.fileno())
+            sentences, counts = sentences + len(lengths), dict(counted + Counter(counts))
+            (new := found.with_suffix(".new")).write_text(json.dumps([last, sentences, counts]))
+            new.replace(found)
+            progress(int(end), len(store.tokens))
+    found.unlink(missing_ok=True)
     manifest = Manifest(
         format=FORMAT,
         segmentation=config.model_dump(),
         version=version,
         tokenizer=store.manifest.tokenizer,
         sentences=sentences,
-        counts=dict(counts),
+        counts=counts,
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
 
@@ -215,11 +222,11 @@ class _Document(NamedTuple):
     """(S,) the tokens at which its sentences start, if the texts came as sentences."""
 
 
-def _segmented(store: Store, config: Segmentation) -> Iterator[tuple[int, int, np.ndarray, Counter[str]]]:
-    """Yields, for runs of documents, (first, last + 1, tokens of each of their sentences, counts)."""
-    bounds = np.searchsorted(store.offsets, np.arange(0, len(store.tokens), BATCH))
+def _segmented(store: Store, config: Segmentation, start: int) -> Iterator[tuple[int, int, np.ndarray, Counter[str]]]:
+    """Yields, for runs of documents from `start` on, (first, last + 1, tokens of each of their sentences, counts)."""
+    bounds = np.searchsorted(store.offsets, np.arange(store.offsets[start], len(store.tokens), BATCH))
     runs = list(itertools.pairwise(np.unique([*bounds, len(store)]).tolist()))
-    if config.splitter != "rules" or len(runs) == 1 or cores() == 1:
+    if config.splitter != "rules" or len(runs) <= 1 or cores() == 1:
         for first, last in runs:
             yield first, last, *_lengths(config, _documents(store, config, first, last))
         return

@@ -277,10 +277,11 @@ def end_with_parent(number: int, parent: int) -> None:
 
 
 @contextlib.contextmanager
-def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
+def unmade(folder: Path, key: str = "corpus.folder", resumes: bool = False) -> Iterator[Path | None]:
     """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
 
-    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind.
+    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind, or, if the
+    block `resumes`, what it wrote, from which the next one goes on.
     Raises: UserError if the disk is full, or something cannot be read or written; `key` is set to have it elsewhere.
     """
     if folder.exists():
@@ -293,12 +294,14 @@ def unmade(folder: Path, key: str = "corpus.folder") -> Iterator[Path | None]:
             if folder.exists():
                 yield None
                 return
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
+            if not resumes:
+                shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
             try:
                 yield partial
                 partial.rename(folder)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                if not resumes:
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         cure = f"make {folder.parent} writable, make room on a full disk, or name another {key} where that can be set"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error
