@@ -290,9 +290,15 @@ def _read_arms(tree: Node, written: list[Node], beside: Path, problems: Problems
     def parts(*place: str) -> list[Node]:
         return [part for layer in written if (part := layer.at(*place)) and isinstance(part.value, dict)]
 
+    for part in parts("overrides"):
+        if extends := part.value.pop("extends", None):
+            problems.add(extends.origin, "overrides.extends: what all arms extend is written as the study's recipe")
     layers: dict[str, list[Node]] = {}
     for arm in tree.value["arms"].value:
         own = parts("arms", arm)
+        for part in own:
+            if extends := part.value.pop("extends", None):
+                problems.add(extends.origin, f"arms.{arm}.extends: what an arm extends is written as its recipe")
         based = [tree.value["recipe"], *filter(None, [part.value.pop("recipe", None) for part in own])][-1]
         try:
             files = read_chain(str(find(str(based.plain()), beside)), problems)

@@ -181,6 +181,16 @@ def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):
             'tiny.yaml:16  recipe = "decoder/2m": no such recipe',
         ),
         (
+            "wide: {extends: decoder/1m}",
+            "wide: {network.depth: 1}",
+            "tiny.yaml:16  arms.wide.extends: what an arm extends is written as its recipe",
+        ),
+        (
+            "overrides:\n  extends: decoder/1m\n",
+            "overrides:\n",
+            "tiny.yaml:9  overrides.extends: what all arms extend is written as the study's recipe",
+        ),
+        (
             "wide: {recipe: {name: 1}}",
             "wide: {network.depth: 1}",
             "tiny.yaml:16  recipe = \"{'name': 1}\": no such recipe",
