@@ -154,6 +154,8 @@ class Gestalt(Network):
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        if isinstance(texts := recipe.corpus.texts, dict) and len(texts) > 1:  # told before any text is prepared
+            yield "corpus.texts", "the streams of gestalt go by epochs, which a mixture has not; write texts as a list"
         cut, cap = recipe.corpus.sentences or Segmentation(), recipe.network.cap
         if cap < cut.longest:
             yield "network.cap", f"sentences have up to {cut.longest} tokens (corpus.sentences); make it {cut.longest}"

@@ -982,3 +982,4 @@ def test_what_makes_no_sense_is_refused_as_the_recipe_is_read():
     assert "moe" in refusal("network.moe.experts=4")
     assert "sentences" in refusal("objective.name=superposition")
     assert "weights" in refusal("corpus.sentences.splitter=sat")
+    assert "corpus.texts" in refusal("corpus.texts={a.txt: 1, b.txt: 2}")
