@@ -49,17 +49,17 @@ def smoothed_by_phase(phases: Sequence[int], losses: Sequence[float]) -> np.ndar
 
 @contextlib.contextmanager
 def picture(path: Path) -> Iterator[Any]:
-    """Axes to draw on, written as a PNG at the end; texts are taken as they are, without formulas.
+    """Axes to draw on, written as a PNG at the end; a title is taken as it is, without formulas.
 
     Raises: UserError where matplotlib is missing.
     """
     figure = require("matplotlib.figure", "plots").Figure(figsize=(8, 5), dpi=150, layout="constrained")
-    with require("matplotlib", "plots").rc_context({"text.parse_math": False}):
-        axes = figure.subplots()
-        yield axes
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(written := io.BytesIO(), format="png")
+    axes = figure.subplots()
+    axes.title.set_parse_math(False)  # numbers of logarithmic axes are formulas
+    yield axes
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(written := io.BytesIO(), format="png")
     replace_file(path, written.getvalue())
 
 

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 
-from tandem.comparison.plots import plot_losses, smoothed_by_phase
+from tandem.comparison.plots import picture, plot_losses, smoothed_by_phase
 from tandem.recipe import UserError
 from tandem.training import display as display_module
 from tandem.training.display import TERMINAL, Display, Smoothed, clock, progress_bar, say, scaled, short
@@ -252,6 +252,14 @@ def test_a_run_of_any_name_has_a_curve(tmp_path, name):
     plot_losses(name, [record(step=1), record(step=2)], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
+
+
+def test_a_picture_takes_its_title_as_it_is_and_powers_of_ten_as_formulas(tmp_path):
+    with picture(tmp_path / "drawn.png") as axes:
+        axes.set_title("a$x$_{b")
+        axes.semilogy([1, 10])
+    assert not axes.title.get_parse_math()
+    assert all(tick.label1.get_parse_math() for tick in axes.yaxis.get_major_ticks())
 
 
 def test_on_a_terminal_a_bar_stands_below_what_is_printed_and_a_line_remains():
