@@ -44,6 +44,8 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
     Of several processes, only the first writes, prints and returns the result.
     Raises: UserError; Stopped, after saving, when a signal asks for it.
     """
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {type(recipe).__name__}: pass what tandem.load(...) returns")
     path, TERMINAL.quiet = Path(path), TERMINAL.quiet or not ranks.is_first
     # Checks that can fail come before a folder is made.
     ranks.first(lambda: Log.require(recipe.log))

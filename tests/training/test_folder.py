@@ -222,3 +222,9 @@ def test_the_commit_is_that_of_the_code(tmp_path, monkeypatch):
     assert code_version() == (git("rev-parse", "HEAD"), False)
     Path(package / "new.py").write_text("")
     assert code_version() == (git("rev-parse", "HEAD"), True)
+
+
+def test_only_a_recipe_that_was_read_can_be_trained(tmp_path):
+    with pytest.raises(UserError, match=r"recipe is str: pass what tandem\.load\(\.\.\.\) returns"):
+        pretrain("decoder/tiny", tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
