@@ -2,7 +2,8 @@
 
 A process can die between any two instructions, and a disk can fill up in the middle of a file. So a checkpoint is
 written beside its place under a hidden name, flushed to the disk, and put in its place by one atomic rename. Only then
-are older ones removed, hidden by a rename before they are deleted.
+is an older one removed, hidden by a rename before it is deleted; but those that a lower `keep` no longer asks for make
+room first.
 
     checkpoints/step-00001200/          .step-00001200 while it is written or deleted
         __0_0.distcp, __1_0.distcp      pieces of weights, buffers and optimiser, by the process that wrote them
@@ -82,6 +83,7 @@ def save(
     def begin() -> None:
         for leftover in folder.glob(".step-*"):  # from a process killed while it wrote or deleted
             shutil.rmtree(leftover)
+        _drop(folder, keep)  # where `keep` was lowered because the disk is full
         partial.mkdir(parents=True)
 
     def finish() -> None:
@@ -106,9 +108,14 @@ def save(
         failed.is_told_elsewhere = not ranks.is_first
         raise failed from error
     if ranks.is_first:
-        for old in standing(folder)[:-keep]:
-            shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
+        _drop(folder, keep)
     return target
+
+
+def _drop(folder: Path, keep: int) -> None:
+    """Deletes all checkpoints but the newest `keep`."""
+    for old in standing(folder)[:-keep]:
+        shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
 
 
 def standing(folder: Path) -> list[Path]:

@@ -238,6 +238,16 @@ def test_the_newest_are_kept(tmp_path, keep, left):
     assert len(list(tmp_path.iterdir())) == len(left)
 
 
+def test_a_lower_keep_makes_room_before_the_next_is_written(tmp_path, monkeypatch):
+    run = build()
+    for step in (10, 20, 30):
+        save(tmp_path, step, *run, PROGRESS, keep=3)
+    monkeypatch.setattr(os, "fsync", lambda _: os.stat(tmp_path / "nothing"))
+    with pytest.raises(SaveFailed, match="step-00000030 still stands"):
+        save(tmp_path, 40, *run, PROGRESS, keep=2)
+    assert [step_of(path) for path in standing(tmp_path)] == [20, 30]
+
+
 def test_a_step_that_stands_is_left_as_it_is(stages):
     folder, found = stages
     before = (folder / "step-00000001").stat()
