@@ -375,6 +375,13 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
         assert tandem(*again).exit_code == 0
 
 
+def test_a_run_that_goes_on_tells_how_this_process_executes_it(run, small_corpus):
+    (run / "result.json").unlink()
+    again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
+    told = tandem(*again, "training.compile=false").stdout
+    assert "going on at step" in told and "compile     no (asked for)\n" in told
+
+
 @pytest.mark.parametrize("lost", ["plan.json", "plan.json metrics.jsonl"])
 def test_a_run_of_some_seconds_keeps_its_length_when_it_is_planned_again(lost, tmp_path, small_corpus, monkeypatch):
     given = ["budget=60 seconds", *SMALL[1:], "log.every=1", "training.compile=false", *small_corpus]

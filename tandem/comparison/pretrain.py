@@ -33,7 +33,7 @@ from tandem.training.folder import RunFolder, read_part, replace_file
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
-from tandem.training.plan import page
+from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
 from tandem.training.run import Run, keyed
 
@@ -197,7 +197,7 @@ def _announced(run: Run, folder: RunFolder) -> float:
     ranks.first(lambda: folder.truncate_metrics(step or None))
     begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
     say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {run.recipe.seed}", "run")
-    for title, text in plan["page"].items():
+    for title, text in (plan["page"] | chosen(run)).items():  # measured as planned, executed as this process does
         say(text, title)
     return plan["seconds"]
 

@@ -34,10 +34,7 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "optimiser": f"{recipe.value('optimiser.name')}: {' + '.join(_groups(run))}{_peak(run)}",
         "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}{_ids(run)}",
         **_start(run),
-        "device": f"{run.device.value} ({run.device.reason}), {counted(torch.get_num_threads(), 'threads')}",
-        "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
-        "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
-        "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
+        **chosen(run),
         "attention": "; ".join(f"{backend} ({reason})" for backend, reason in speed.attention.items()),
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per position = {by_part}",
         "budget": f"{recipe.budget} = {_phases(run)}"
@@ -45,6 +42,16 @@ def page(run: "Run", speed: Speed) -> dict[str, str]:
         "time": f"about {clock(speed.start_seconds + seconds)} with the start, then at "
         f"{scaled(run.tokens(run.steps) / seconds)} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
+    }
+
+
+def chosen(run: "Run") -> dict[str, str]:
+    """The lines of how this process executes steps, which the next one to go on with the run may do in another way."""
+    return {
+        "device": f"{run.device.value} ({run.device.reason}), {counted(torch.get_num_threads(), 'threads')}",
+        "processes": f"{run.ranks.count}, {run.parallel.value} ({run.parallel.reason})",
+        "precision": f"weights float32, compute {str(run.precision.value)[6:]} ({run.precision.reason})",
+        "compile": f"{'blocks' if run.compiled.value else 'no'} ({run.compiled.reason})",
     }
 
 
