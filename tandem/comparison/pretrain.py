@@ -36,6 +36,7 @@ from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
 from tandem.training.run import Run, keyed
+from tandem.training.speed import PATIENCE, seconds_to_measure
 
 
 def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
@@ -79,7 +80,8 @@ def plan(recipe: Recipe) -> str:
     Raises: UserError wherever training would refuse the recipe.
     """
     run = require_samples(built(recipe, None, ALONE, fresh=True))
-    lines = [titled(title, text) for title, text in page(run, run.speed or run.measure()).items()]
+    speed = run.speed or (run.measure() if seconds_to_measure(run) <= PATIENCE else None)
+    lines = [titled(title, text) for title, text in page(run, speed).items()]
     values = columns((key, f"{value}  ({origin})") for key, value, origin in recipe.table())
     return "\n".join([*lines, "", values])
 

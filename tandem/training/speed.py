@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from tandem.nn.attention import Backend, backends_taken
+from tandem.training.device import CPU_FLOPS
 from tandem.training.health import peak_memory
 from tandem.training.loop import finish, take_step
 
@@ -22,6 +25,10 @@ COUNTED = 3
 STEADY, MOST = 1.5, 12
 """More steps are taken, at most MOST, until the last COUNTED differ by a factor of at most STEADY: gestalt is compiled
 again in its second and third steps, which then take 4.3 and 4.9 s where others take 0.9."""
+
+
+PATIENCE = 600.0
+"""Seconds of a CPU that `tandem plan` spends on steps; of a recipe for other machines, these might take a day."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,13 @@ class Speed:
     def seconds(self, flops: int) -> float:
         """Seconds for steps of `flops` in total: across phases, time is taken as proportional to FLOPs."""
         return self.step_seconds * (flops / self.flops)
+
+
+def seconds_to_measure(run: "Run") -> float:
+    """What `measure` takes on a CPU at least, roughly; 0 on other devices."""
+    if run.device.value.type != "cpu":
+        return 0.0
+    return (COUNTED + 1) * run.flops(1) / (CPU_FLOPS * max(1, torch.get_num_threads() / 2))
 
 
 def measure(scratch: "Run") -> Speed:

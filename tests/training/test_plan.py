@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tandem.comparison.pretrain import plan
 from tandem.corpus import prepare
 from tandem.networks.decoder import Decoder
 from tandem.recipe import load, recipes
+from tandem.training import speed
 from tandem.training.optimiser import AdamW
 from tandem.training.plan import _groups, _peak, _sources, page
 from tandem.training.run import Run
@@ -69,6 +71,15 @@ def test_time_and_memory_are_those_of_the_steps_measured(small_corpus):
     assert told["memory"] == "1.50 GiB at the peak of these steps"
     assert page(run, run.measure())["attention"] == "tiled (one plain call a tile is the fastest without CUDA)"
     assert told["budget"] == f"40 steps = 40 steps of 128 tokens = 5.12 k tokens = {run.flops(40):.2e} FLOP"
+
+
+def test_steps_that_would_take_hours_are_not_measured(small_corpus, monkeypatch):
+    monkeypatch.setattr(Run, "measure", lambda _: pytest.fail("measured"))
+    shape = ["network.depth=1", "network.width=16", "batch.rows=4", "batch.context=32", "budget=40 steps"]
+    monkeypatch.setattr(speed, "CPU_FLOPS", 1000.0)
+    told = plan(load("decoder/tiny", [*shape, *small_corpus]))
+    assert "time        not measured: a few steps of " in told and "attention   " not in told
+    assert "memory      not measured: weights, gradients and AdamW alone take 0." in told and "cost        " in told
 
 
 def test_a_plan_tells_of_held_out_text_that_is_trained_on(small_corpus, texts):
