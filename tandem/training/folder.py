@@ -238,7 +238,7 @@ def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> d
 def lock(path: Path) -> TextIO | None:
     """The file at `path`, locked until it is closed or the process ends; None where another process has it.
 
-    It contains the id of the process that locked it last.
+    It contains the id and the machine of the process that locked it last.
     """
     file = open(path, "a+")  # noqa: SIM115
     try:
@@ -247,7 +247,7 @@ def lock(path: Path) -> TextIO | None:
         file.close()
         return None
     file.truncate(0)
-    file.write(str(os.getpid()))
+    file.write(f"{os.getpid()} on {platform.node()}")
     file.flush()
     return file
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import signal
 import subprocess
 from pathlib import Path
@@ -113,9 +114,13 @@ def test_what_a_process_leaves_and_where_it_stops_may_differ(tmp_path):
         assert folder.recipe.read_text() == later
 
 
+def me(pid: int | None = None) -> str:
+    return f"process {pid or os.getpid()} on {platform.node()}"
+
+
 def test_two_processes_cannot_train_one_run(tmp_path):
     with RunFolder.start(tmp_path / "mine", RECIPE) as folder:
-        with pytest.raises(UserError, match=f"process {os.getpid()} is training this run; wait for it, or give"):
+        with pytest.raises(UserError, match=f"{me()} is training this run; wait for it, or give"):
             RunFolder.start(folder.path, RECIPE)
         assert RunFolder.open(folder.path).records() == []  # reading is free
     RunFolder.start(tmp_path / "mine", RECIPE).close()
@@ -144,11 +149,11 @@ def test_a_killed_process_holds_no_lock(tmp_path):
         finally:
             os._exit(1)
     assert os.read(ready, 1) == b"x"
-    with pytest.raises(UserError, match=f"process {pid} is training"):
+    with pytest.raises(UserError, match=f"{me(pid)} is training"):
         RunFolder.start(tmp_path / "mine", RECIPE)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    alive = f"process {os.getpid()} is training"
+    alive = f"{me()} is training"
     with RunFolder.start(tmp_path / "mine", RECIPE), pytest.raises(UserError, match=alive):
         RunFolder.start(tmp_path / "mine", RECIPE)
 
