@@ -66,7 +66,8 @@ class TensorBoard:
 
 
 class WandB:
-    """Every number of every record, `kind/key` over `step`, in one W&B run for as long as the folder lives.
+    """Every number of every record, `kind/key` over `step`, in one W&B run for as long as the folder lives; the values
+    of the recipe are its config, by which W&B filters and groups runs.
 
     The W&B run is found again by an id made from the folder's name and the first process that trained in it, so a copy
     under another name is another run. `wandb.json` in the folder keeps, by kind, the last step that was sent: steps
@@ -93,7 +94,7 @@ class WandB:
         settings = self.wandb.Settings(console="off", silent=True, **waits)
         self.run = self.wandb.init(
             **{"project": self.project, "id": self.id, "name": folder.path.name, "resume": "allow"},
-            **{"dir": str(folder.path), "config": {"recipe": folder.recipe.read_text("utf-8")}, "settings": settings},
+            **{"dir": str(folder.path), "config": read_part(folder.recipe), "settings": settings},
         )
         self.run.define_metric("*", step_metric="step")  # W&B's own counter would refuse two records of one step
 

@@ -61,6 +61,7 @@ def test_a_run_that_goes_on_is_the_same_and_sends_no_step_twice(tmp_path, stand_
     log_steps(tmp_path / "yours", [1])
     ids = [started["id"] for started in module.started]
     assert ids[0] == ids[1] != ids[2]
+    assert all(started["config"] == {"seed": 1} for started in module.started)
     assert all(started["resume"] == "allow" and started["project"] == "towers" for started in module.started)
     sent = [row["step"] for row in module.rows if "step/norm" in row]
     assert sent == [1, 2, 3, 4, 1]
