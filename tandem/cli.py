@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import tandem
-from tandem.machine import set_threads
+from tandem.machine import compiler_without_folder, set_threads
 
 set_threads()
 gc.set_threshold(*gc.get_threshold()[:2], 1000)  # imports make a million objects that stay: rarely look at all again
@@ -49,6 +49,9 @@ class _Group(TyperGroup):
             _tell(error, f"{error.filename or 'standard output or a file'}: {error.strerror}; {cure}")
             sys.exit(2)
         except (MemoryError, RuntimeError) as error:  # RuntimeError: PyTorch's, of any device
+            if told := compiler_without_folder(error):
+                _tell(error, told)
+                sys.exit(2)
             first = (str(error).splitlines() or ["no memory"])[0]
             if not isinstance(error, MemoryError) and not any(words in first for words in NO_MEMORY):
                 raise

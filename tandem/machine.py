@@ -47,3 +47,18 @@ def _quotas(system: Path) -> Iterator[float]:
                 continue
             if quota.strip() not in ("max", "-1"):
                 yield int(quota) / int(period)
+
+
+NO_FOLDER = ("No space left on device", "Disk quota exceeded", "Read-only file system", "failed to map segment")
+"""What PyTorch's compiler says where its folders are full, or allow no code."""
+
+
+def compiler_without_folder(error: Exception) -> str | None:
+    """The cure of a compiler's error, where that is about the folders it writes to; None for any other error."""
+    lines = str(error).splitlines() if hasattr(error, "inner_exception") else []
+    if (line := next((line for line in lines if any(words in line for words in NO_FOLDER)), None)) is None:
+        return None
+    return (
+        f"blocks cannot be compiled ({line.strip()[:300]}): give TMPDIR and TORCHINDUCTOR_CACHE_DIR a folder with "
+        "room, whose files may be executed, or write training.compile=false"
+    )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import Field
+from torch._inductor.exc import InductorError
 from typer.testing import CliRunner
 
 from tandem import cli, recipe
@@ -220,6 +221,19 @@ def test_what_a_disk_refuses_is_told_with_its_cure(command, monkeypatch, number)
     assert (code, out) == (2, "") and errors.startswith("runs/mine/plan.json: not here; ")
     assert ("; take a shorter name" if number == errno.ENAMETOOLONG else "; make ") in errors
     assert errors.endswith(" and start the same command again\n")
+
+
+@pytest.mark.parametrize(
+    "said", ["g++:\nx.s: No space left on device\n", "x.so: failed to map segment from shared object"]
+)
+def test_a_compiler_without_a_folder_to_write_to_is_told_with_its_cure(command, monkeypatch, said):
+    monkeypatch.setattr(recipe, "overview", raising(InductorError(RuntimeError(said), None)))
+    code, out, errors = command("show")
+    assert (code, out) == (2, "") and errors.startswith("blocks cannot be compiled (") and errors.count("\n") == 1
+    assert errors.endswith("whose files may be executed, or write training.compile=false\n")
+    monkeypatch.setattr(recipe, "overview", raising(InductorError(RuntimeError("a bug"), None)))
+    with pytest.raises(InductorError, match="a bug"):
+        command("show")
 
 
 BUGS = [ValueError("a bug"), KeyError("a bug"), AssertionError("a bug"), OSError(errno.EINVAL, "a bug")]
