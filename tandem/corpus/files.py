@@ -16,7 +16,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,10 +40,10 @@ ROWS_READ = 256
 
 @dataclass(frozen=True)
 class File:
-    """One file as a source (sources.py); `field` is the key or column that holds the text."""
+    """One file as a source (sources.py); the first of `fields` that it has is the key or column that holds the text."""
 
     path: Path
-    field: str
+    fields: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class File:
     def identity(self) -> str:
         """Path, size and modification time: hashing gigabytes would delay the opening of a prepared corpus."""
         stat = self.path.stat()
-        return f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {self.field}"
+        return f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {' '.join(self.fields)}"
 
     @property
     def size(self) -> int:
@@ -133,35 +133,36 @@ class File:
         try:
             record = json.loads(line.decode("utf-8-sig"))  # an editor may have written a byte order mark
         except (ValueError, RecursionError) as error:
-            raise UserError(f'{where}: not a JSON line ({error}); each must read {{"{self.field}": "..."}}') from error
-        if not isinstance(record, dict) or self.field not in record:
-            found = record if isinstance(record, dict) else [type(record).__name__]
-            raise UserError(f"{where}: {missing('field', self.field, found)}")
-        return checked(record[self.field], f'{where}: field "{self.field}"')
+            raise UserError(
+                f'{where}: not a JSON line ({error}); each must read {{"{self.fields[0]}": "..."}}'
+            ) from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: {missing('field', self.fields, [type(record).__name__])}")
+        field = present("field", self.fields, record, where)
+        return checked(record[field], f'{where}: field "{field}"')
 
-    def _parquet(self) -> Any:
-        """The open file. Raises: UserError where it is damaged or has no such column of texts."""
+    def _parquet(self) -> tuple[Any, str]:
+        """The open file and the name of its texts. Raises: UserError where it is damaged or has no such column."""
         arrow, parquet = require("pyarrow", "text"), require("pyarrow.parquet", "text")
         try:
             file = parquet.ParquetFile(self.path, buffer_size=BUFFER)  # else a whole row group is read at once
         except (arrow.ArrowException, OSError) as error:
             raise UserError(f"{self.path}: not a parquet file, or cut short ({error}); fetch it again") from error
-        if self.field not in (columns := file.schema_arrow.names):
-            raise UserError(f"{self.path}: {missing('column', self.field, columns)}")
-        return file
+        return file, present("column", self.fields, file.schema_arrow.names, str(self.path))
 
     def _rows(self) -> Iterator[tuple[Text, int]]:
         row, size = 0, self.size
-        with self._parquet() as file:
+        file, field = self._parquet()
+        with file:
             rows = file.metadata.num_rows
             try:
-                for batch in file.iter_batches(ROWS_READ, columns=[self.field]):
+                for batch in file.iter_batches(ROWS_READ, columns=[field]):
                     for value in batch.column(0):
-                        text = checked(value.as_py(), f'{self.path}: row {row + 1}: column "{self.field}"')
+                        text = checked(value.as_py(), f'{self.path}: row {row + 1}: column "{field}"')
                         row += 1
                         yield text, size * row // rows
             except UnicodeDecodeError as error:
-                reason = f'column "{self.field}" is not UTF-8 ({error.reason})'
+                reason = f'column "{field}" is not UTF-8 ({error.reason})'
                 raise UserError(f"{self.path}: row {row + 1}: {reason}") from error
             except (require("pyarrow", "text").ArrowException, OSError) as error:
                 raise UserError(f"{self.path}: damaged after row {row} ({error}); fetch it again") from error
@@ -177,9 +178,17 @@ def is_visible(text: Text) -> bool:
     return any(part and not part.isspace() for part in parts_of(text))
 
 
-def missing(what: str, field: str, found: Iterable[str]) -> str:
+def missing(what: str, fields: tuple[str, ...], found: Iterable[str]) -> str:
     """Of a key or column that a line or row does not have: what to say."""
-    return f'no {what} "{field}" in it (found: {", ".join(found)}); corpus.field names it'
+    names = " or ".join(f'"{field}"' for field in fields)
+    return f"no {what} {names} in it (found: {', '.join(found)}); corpus.field names it, several as a list"
+
+
+def present(what: str, fields: tuple[str, ...], found: Collection[str], where: str) -> str:
+    """The first of `fields` that was found. Raises: UserError that begins with `where` if none was."""
+    if (field := next((field for field in fields if field in found), None)) is None:
+        raise UserError(f"{where}: {missing(what, fields, found)}")
+    return field
 
 
 def checked(value: Any, where: str) -> Text:

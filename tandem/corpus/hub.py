@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.corpus.files import Text, checked, is_visible, missing, parts_of
+from tandem.corpus.files import Text, checked, is_visible, parts_of, present
 from tandem.recipe import UserError, require
 
 PREFIX = "hf:"
@@ -24,41 +24,40 @@ _SYNTAX = re.compile(
 
 @dataclass(frozen=True)
 class Hub:
-    """One split of a data set; `field` is the column that holds the text."""
+    """One split of a data set; the first of `fields` that it has is the column that holds the text."""
 
     name: str
     repository: str
     config: str | None
     revision: str | None
     split: str
-    field: str
+    fields: tuple[str, ...]
     size: None = None
     """Bytes: unknown, because not every data set states them."""
 
     @classmethod
-    def parse(cls, name: str, field: str) -> "Hub":
+    def parse(cls, name: str, fields: tuple[str, ...]) -> "Hub":
         """Reads the name of a data set. Raises: UserError with the syntax."""
         if not (found := _SYNTAX.fullmatch(name)):
             raise UserError(f'"{name}" does not read as hf:owner/name/config@revision?split=train')
-        return cls(name, found["repository"], found["config"], found["revision"], found["split"] or "train", field)
+        return cls(name, found["repository"], found["config"], found["revision"], found["split"] or "train", fields)
 
     @property
     def identity(self) -> str:
-        return f"{self.name} {self.field}"
+        return f"{self.name} {' '.join(self.fields)}"
 
     def check(self) -> None:
         """Raises: UserError if `datasets` is not installed, or finds no such data set, split or column."""
         columns = self._open().column_names
-        if columns is not None and self.field not in columns:
-            raise UserError(f"{self.name}: {missing('column', self.field, columns)}")
+        if columns is not None:
+            present("column", self.fields, columns, self.name)
 
     def read(self) -> Iterator[tuple[Text, int]]:
         """Yields (document, bytes of text read so far)."""
         done = 0
         for row, record in enumerate(self._records(), 1):
-            if self.field not in record:
-                raise UserError(f"{self.name}: row {row}: {missing('column', self.field, record)}")
-            text = checked(record[self.field], f'{self.name}: row {row}: column "{self.field}"')
+            field = present("column", self.fields, record, f"{self.name}: row {row}")
+            text = checked(record[field], f'{self.name}: row {row}: column "{field}"')
             done += sum(len(part.encode()) for part in parts_of(text))
             if is_visible(text):
                 yield text, done

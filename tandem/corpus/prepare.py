@@ -88,8 +88,9 @@ class Corpus:
         """"builtin", or paths: .txt, .md, .jsonl, .jsonl.gz, .jsonl.zst, .parquet and (WikiText) .tokens files, folders
         of these, globs; or hf:owner/name/config@revision?split=train. A mapping from these to their shares of the
         tokens makes a mixture; shares are taken relative to their sum."""
-        field: str = "text"
-        """The key or column that holds the text in JSON lines, parquet files and data sets of the hub."""
+        field: str | Annotated[list[str], Field(min_length=1)] = "text"
+        """The key or column that holds the text in JSON lines, parquet files and data sets of the hub; of a list, the
+        first that a record or file has."""
         validation: Annotated[float, Field(gt=0, lt=1)] | str | list[str] = 0.02
         """Share of documents held out, by a hash of their text; or paths of validation texts."""
         train_tokens: Annotated[int, Field(ge=1)] | None = None

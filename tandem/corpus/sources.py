@@ -31,19 +31,20 @@ def check_names(names: str | Iterable[str] | float) -> None:
     """Raises: UserError if the name of a data set on the hub is malformed."""
     for name in [names] if isinstance(names, str) else names if isinstance(names, Iterable) else []:
         if name.startswith(PREFIX):
-            Hub.parse(name, field="")
+            Hub.parse(name, fields=())
 
 
-def find_sources(key: str, texts: str | list[str], field: str) -> list[Source]:
+def find_sources(key: str, texts: str | list[str], field: str | list[str]) -> list[Source]:
     """The sources that the recipe's `key` names, files in sorted order within each folder and glob."""
+    fields = (field,) if isinstance(field, str) else tuple(field)
     found: list[Source] = []
     for name in [texts] if isinstance(texts, str) else texts:
         if name == "builtin":
             found.append(Builtin())
         elif name.startswith(PREFIX):
-            found.append(Hub.parse(name, field))
+            found.append(Hub.parse(name, fields))
         else:
-            found += [File(path, field) for path in _files(key, name)]
+            found += [File(path, fields) for path in _files(key, name)]
     if not found:
         raise UserError(f"{key}: names no text; {ALLOWED}")
     return found

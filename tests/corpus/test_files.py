@@ -37,7 +37,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_of_file_yields_the_same_documents(tmp_path, name):
-    file = File(tmp_path / name, "text")
+    file = File(tmp_path / name, ("text",))
     WRITERS[name](file.path)
     file.check()
     found = list(file.read())
@@ -49,7 +49,7 @@ def test_every_kind_of_file_yields_the_same_documents(tmp_path, name):
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
 @pytest.mark.parametrize("kept", [0.5, 0.999])
 def test_a_file_cut_short_is_refused(tmp_path, name, kept):
-    file = File(tmp_path / name, "text")
+    file = File(tmp_path / name, ("text",))
     WRITERS[name](file.path)
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[: int(kept * len(whole))])
@@ -60,7 +60,7 @@ def test_a_file_cut_short_is_refused(tmp_path, name, kept):
 
 
 def test_a_page_that_is_damaged_inside_is_told_by_its_row(tmp_path):
-    file = File(tmp_path / "x.parquet", "text")
+    file = File(tmp_path / "x.parquet", ("text",))
     write_parquet(file.path, compression="zstd", use_dictionary=False)
     group = parquet.ParquetFile(file.path).metadata.row_group(2).column(1)
     data = bytearray(file.path.read_bytes())
@@ -79,7 +79,7 @@ def test_a_page_that_is_damaged_inside_is_told_by_its_row(tmp_path):
 def test_a_row_without_a_text_is_named(tmp_path, texts, said):
     write_parquet(tmp_path / "x.parquet", texts)
     with pytest.raises(UserError, match=rf"x\.parquet: {said}"):
-        list(File(tmp_path / "x.parquet", "text").read())
+        list(File(tmp_path / "x.parquet", ("text",)).read())
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are_before_anything_is_read(tmp_path):
@@ -87,7 +87,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_before_anything
     with pytest.raises(
         UserError, match=r'x\.parquet: no column "body" in it \(found: id, text\); corpus\.field names it'
     ):
-        File(tmp_path / "x.parquet", "body").check()
+        File(tmp_path / "x.parquet", ("body",)).check()
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl.zst"])
@@ -95,17 +95,17 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(tmp_path, monke
     WRITERS[name](tmp_path / name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pyarrow is not installed; pip install 'tandem-lm\[text\]'"):
-        File(tmp_path / name, "text").check()
+        File(tmp_path / name, ("text",)).check()
 
 
 def test_a_list_of_texts_is_a_document_in_sentences(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": ["One. ", "Two."]}\n{"text": [" ", ""]}\n{"text": ["a", 1]}\n')
-    documents = File(tmp_path / "x.jsonl", "text").read()
+    documents = File(tmp_path / "x.jsonl", ("text",)).read()
     assert next(documents)[0] == ["One. ", "Two."]
     with pytest.raises(UserError, match=r'x\.jsonl:3: field "text" holds \["a", 1\], not a text'):
         next(documents)
     write_parquet(tmp_path / "x.parquet", [["One. ", "Two."]])
-    assert [text for text, _ in File(tmp_path / "x.parquet", "text").read()] == [["One. ", "Two."]]
+    assert [text for text, _ in File(tmp_path / "x.parquet", ("text",)).read()] == [["One. ", "Two."]]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_title_has_one_mark_on_each_side(line, opens):
 
 
 def test_an_article_of_wikitext_is_a_document(tmp_path):
-    file = File(tmp_path / "wiki.valid.tokens", "text")
+    file = File(tmp_path / "wiki.valid.tokens", ("text",))
     file.path.write_text("junk\n = One = \n\nFirst line. \n = = Part = = \ntext\n = Two = \n\n= Empty =\nx = 3 = y\n")
     found = list(file.read())
     assert [text for text, _ in found] == [

@@ -32,7 +32,7 @@ def local(tmp_path, monkeypatch):
 
 
 def read(name, field="text"):
-    source = Hub.parse(name, field)
+    source = Hub.parse(name, (field,))
     source.check()
     return [text for text, _ in source.read()]
 
@@ -40,7 +40,7 @@ def read(name, field="text"):
 def test_rows_of_a_configuration_and_split_are_streamed(local):
     assert read("hf:own/tiny/small") == TEXTS[:5]
     assert read("hf:own/tiny/small?split=held") == TEXTS[5:7]  # without the blank row
-    assert next(iter(Hub.parse("hf:own/tiny/large", "text").read())) == (TEXTS[0], len(TEXTS[0]))
+    assert next(iter(Hub.parse("hf:own/tiny/large", ("text",)).read())) == (TEXTS[0], len(TEXTS[0]))
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_what_was_asked_is_what_is_opened(monkeypatch):
         return SimpleNamespace(column_names=None)
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    Hub.parse("hf:own/tiny/small@0123abc?split=held", "text").check()
-    Hub.parse("hf:own/tiny", "text").check()
+    Hub.parse("hf:own/tiny/small@0123abc?split=held", ("text",)).check()
+    Hub.parse("hf:own/tiny", ("text",)).check()
     assert asked == [
         (("own/tiny", "small"), {"split": "held", "revision": "0123abc", "streaming": True}),
         (("own/tiny", None), {"split": "train", "revision": None, "streaming": True}),
@@ -115,13 +115,13 @@ def test_without_a_network_the_reason_is_told(monkeypatch, tmp_path):
 def test_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"datasets is not installed; pip install 'tandem-lm\[hub\]'"):
-        Hub.parse("hf:a/b", "text").check()
+        Hub.parse("hf:a/b", ("text",)).check()
 
 
 def test_a_name_has_one_syntax():
-    full = Hub.parse("hf:Own-er/na.me/con_fig@refs/pr/3?split=held", "text")
+    full = Hub.parse("hf:Own-er/na.me/con_fig@refs/pr/3?split=held", ("text",))
     assert (full.repository, full.config, full.revision, full.split) == ("Own-er/na.me", "con_fig", "refs/pr/3", "held")
-    assert Hub.parse("hf:a/b", "text").split == "train"
+    assert Hub.parse("hf:a/b", ("text",)).split == "train"
     for wrong in ("hf:wiki", "hf:a/b/c/d", "hf:a/b?train", "hf:a b/c"):
         with pytest.raises(
             ValueError, match=f"{wrong[3:7]}.* does not read as hf:owner/name/config@revision".replace("?", r"\?")

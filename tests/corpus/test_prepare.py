@@ -329,7 +329,7 @@ def test_what_is_prepared_without_shares_keeps_its_name_and_contents(tmp_path, m
     """But for the format, as they were before there were mixtures: prepared corpora must be found again."""
     (tmp_path / "a.txt").write_text("One document, and no more than that.")
     (tmp_path / "b.txt").write_text("Another.")
-    monkeypatch.setattr(File, "identity", property(lambda file: f"{file.path.name} {file.field}"))
+    monkeypatch.setattr(File, "identity", property(lambda file: f"{file.path.name} {' '.join(file.fields)}"))
     texts, validation = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
     config = Corpus.Config(texts=texts, validation=validation, tokenizer="bytes", folder=str(tmp_path / "corpora"))
     store = prepare(config).train

@@ -3,9 +3,12 @@
 import gzip
 import json
 import os
+import re
 
 import pytest
+from pydantic import ValidationError
 
+from tandem.corpus import Corpus
 from tandem.corpus.sources import File, find_sources
 from tandem.recipe import UserError
 
@@ -32,6 +35,17 @@ def test_folders_globs_and_files_yield_their_documents_in_order(folder):
     assert texts_of(folder / "**" / "*.jsonl.gz", field="body") == ["other", "one"]
 
 
+def test_texts_may_have_their_fields_by_several_names(folder):
+    (folder / "d.jsonl").write_text('{"content": "fourth"}\n{"content": "not this", "text": "but this"}\n')
+    fields = ["none", "text", "content"]
+    assert texts_of(folder, field=fields) == ["first\r\nünd", "second", "third", "fourth", "but this"]
+    found = re.escape('no field "none" or "body" in it (found: content); corpus.field names it, several as a list')
+    with pytest.raises(UserError, match=f"d.jsonl:1: {found}"):
+        texts_of(folder / "d.jsonl", field=["none", "body"])
+    with pytest.raises(ValidationError, match="at least 1"):
+        Corpus.Config(field=[])
+
+
 def test_a_glob_passes_folders_over_and_a_tilde_is_the_home(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     (folder / "b.txt").mkdir()
@@ -55,21 +69,21 @@ def test_progress_ends_at_the_size_of_the_source(folder):
         assert done == sorted(done) and all(0 < d <= source.size for d in done)
     lines = folder / "many.jsonl"
     lines.write_text('{"text": "x"}\n' * 1000)
-    done = [done for _, done in File(lines, "text").read()]
+    done = [done for _, done in File(lines, ("text",)).read()]
     assert done[0] == 14 and done[-1] == lines.stat().st_size
 
 
 def test_the_identity_of_a_file_changes_with_its_contents_and_its_field(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("{}\n")
-    identities = [File(path, "text").identity, File(path, "body").identity]
+    identities = [File(path, ("text",)).identity, File(path, ("body",)).identity]
     path.write_text("[]\n")
     os.utime(path, ns=(0, 1))
-    identities.append(File(path, "text").identity)
+    identities.append(File(path, ("text",)).identity)
     path.write_text("[1]\n")
     os.utime(path, ns=(0, 1))
-    assert len({*identities, File(path, "text").identity}) == 4
-    assert File(path, "text").identity == File(path, "text").identity
+    assert len({*identities, File(path, ("text",)).identity}) == 4
+    assert File(path, ("text",)).identity == File(path, ("text",)).identity
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -80,7 +94,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 def test_documents_are_streamed(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "good"}\nbad\n')
-    assert next(File(path, "text").read())[0] == "good"  # the second line was not looked at
+    assert next(File(path, ("text",)).read())[0] == "good"  # the second line was not looked at
 
 
 @pytest.mark.parametrize(
