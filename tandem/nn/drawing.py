@@ -25,6 +25,8 @@ def draw_span(lo: Sequence[int], hi: Sequence[int], keys: int) -> str:
     Queries or keys get the example's labels if there are as many as it has positions, else their numbers.
     """
     lines, columns = _labels(len(lo)), _labels(keys)
+    if not (lines and columns):
+        return f"{len(lines)} queries, {keys} keys: the example is too short for more"
     margin = " " * (len(lines[0]) + 2)
     picture = [margin + "".join(label[row] for label in columns) for row in range(len(columns[0]))]
     for label, first, end in zip(lines, lo, hi, strict=True):

@@ -1,5 +1,7 @@
 """The picture of a span shows what the span says."""
 
+import pytest
+
 from tandem.nn.drawing import STARTS, draw_span
 
 
@@ -21,3 +23,8 @@ def test_keys_that_are_not_the_tokens_are_numbered_and_an_empty_span_is_empty():
         "0  ...........",
         "1  .#########.",
     ]
+
+
+@pytest.mark.parametrize(("bounds", "keys", "told"), [([0, 0], 0, "2 queries, 0 keys"), ([], 3, "0 queries, 3 keys")])
+def test_where_there_is_nothing_to_draw_a_line_says_so(bounds, keys, told):
+    assert told in draw_span(bounds, bounds, keys)
