@@ -22,7 +22,7 @@ from tandem.networks.network import Network
 from tandem.recipe import registered
 from tandem.testing.cases import CONTEXT, EOS, Case, asked, document, log_probabilities, refused, tasks, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
-from tandem.testing.costs import check_cache, check_flops, check_parameters  # noqa: F401 - checks, as those below
+from tandem.testing.costs import check_cache, check_flops, check_pairs, check_parameters  # noqa: F401 - checks, as those below
 from tandem.testing.elsewhere import elsewhere, forked
 
 # ---- what a score may depend on -------------------------------------------------------------------------------------

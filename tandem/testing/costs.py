@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.networks.cost import Parts
+from tandem.nn.attention import pairs_asked
 from tandem.testing.cases import CONTEXT, EOS, Case, document
 
 
@@ -53,6 +54,31 @@ def check_flops(case: Case) -> None:
     assert 0 <= attention - key * keys <= key * masked, (
         f"FLOPs of attention in a step: {attention:,}, cost says {key * keys:,}: {keys} keys of {key}"
     )
+
+
+def check_pairs(case: Case) -> None:
+    """`cost` counts the keys that queries are asked to read: in training, in a prompt and at every step."""
+    network, batch = case.fresh(), case.pack([[document(CONTEXT, 1)]])
+    if network.reads_sentences:
+        return  # counted for sentences of typical length
+    cost, n = network.cost(), CONTEXT
+    begin = 0 if batch.blocks is None else int(batch.blocks.max())
+    parts = Parts(begin, n - begin) if begin else None
+    with pairs_asked() as asked:
+        network(network.embed(batch.tokens), batch)
+    found, expected = 14 * sum(asked), cost.training(n, parts=parts)["attention"]
+    assert expected <= found <= 1.01 * expected, (  # a sink is read once more in a first block, whose length is drawn
+        f"training FLOPs of attention on a document of {n} tokens: {found:,}, cost says {expected:,} by `pairs`"
+    )
+    session = network.session(1)
+    with pairs_asked() as asked:
+        session.prefill([document(7, 1)])
+    of_attention = cost.first_logits(7) - replace(cost, pair=0).first_logits(7)
+    _equal(4 * sum(asked), of_attention, "FLOPs of attention in a prompt of 7 tokens, by `prefill_pairs` or `pairs`")
+    for index in range(7, n):
+        with pairs_asked() as asked:
+            session.step(torch.tensor([EOS]))
+        _equal(4 * sum(asked), 4 * cost.pair * cost.keys(index), f"FLOPs of attention at index {index}, by `keys`")
 
 
 def check_cache(case: Case) -> None:

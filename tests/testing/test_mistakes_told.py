@@ -13,7 +13,7 @@ from tandem.recipe.settings import _registry
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
 from tandem.testing.contract import check_loss, check_restricted
-from tandem.testing.costs import check_flops
+from tandem.testing.costs import check_flops, check_pairs
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
 
@@ -70,6 +70,24 @@ def test_a_missing_key_of_one_layer_is_told():
 class ReadsWithoutWindow(Decoder):
     def span(self, starts, positions=None):
         return causal(starts, None, positions)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"pairs": lambda n: 0}, "on a document of 40 tokens"),
+        ({"pairs": lambda n: n * n}, "on a document of 40 tokens"),
+        ({"keys": lambda n: 40}, "at index 7"),
+        ({"prefill_pairs": lambda n: 0}, "in a prompt of 7 tokens"),
+    ],
+)
+def test_attention_that_costs_other_than_its_spans_is_told(wrong, told):
+    class Mine(Decoder):
+        def cost(self):
+            return replace(super().cost(), **wrong)
+
+    with pytest.raises(AssertionError, match=told):
+        check_pairs(Case("mine", Mine, Decoder.Config(width=32, heads=4, depth=2)))
 
 
 def test_an_inherited_restriction_that_does_not_hold_is_told(monkeypatch):
