@@ -73,6 +73,11 @@ def cases() -> list[Case]:
     ]
 
 
+def shipped() -> dict[str, type[Network]]:
+    """Tandem's own networks: those of other packages are not exported, nor are their bugs known here."""
+    return {name: cls for name, cls in registered("network").items() if cls.__module__.startswith("tandem.")}
+
+
 def first_cases() -> list[Case]:
     """Every registered network at the first of its tiny settings."""
     return [*{case.network: case for case in reversed(cases())}.values()]

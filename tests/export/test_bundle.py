@@ -4,10 +4,11 @@ import tandem.networks  # noqa: F401 - importing it registers them
 from tandem.export import plain
 from tandem.export.bundle import bundle
 from tandem.export.hugging_face import model_source
-from tandem.recipe import Settings, registered
+from tandem.recipe import Settings
+from tandem.testing.cases import shipped
 
 
-@pytest.mark.parametrize("network", registered("network").values())
+@pytest.mark.parametrize("network", shipped().values())
 def test_the_source_of_a_network_has_no_more_than_it_needs(network):
     files = model_source(network)
     text = "\n".join(files.values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.recipe import registered
-from tandem.testing.cases import document, pack
+from tandem.testing.cases import document, pack, shipped
 
 pytest.importorskip("transformers")
 
@@ -117,14 +117,14 @@ def test_logits_are_kept_of_so_many_last_tokens_or_of_those_at_indices(keep, dec
         assert torch.allclose(found, whole[:, KEPT[keep]], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", registered("network"))
+@pytest.mark.parametrize("name", shipped())
 def test_the_embeddings_of_tokens_are_found(name, tokenizer):
     model = model_of(name, tokenizer)
     table = model.get_input_embeddings()
     assert torch.equal(table(IDS), model.network.embed(IDS)) and table.weight.shape[0] >= tokenizer.vocabulary
 
 
-@pytest.mark.parametrize("name", registered("network"))
+@pytest.mark.parametrize("name", shipped())
 def test_a_new_model_knows_nothing(name):
     """Its weights are drawn as in training; at PyTorch's own deviations its logits lie far apart."""
     cls = registered("network")[name]

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tandem.recipe import configure, plugins, register_all, registered, settings
+from tandem.testing.cases import shipped
 from tandem.training.folder import environment
 
 MINE = """
@@ -39,4 +40,5 @@ def test_a_class_of_another_package_can_be_named_in_a_recipe(installed):
     assert "mine" not in registered("network")
     assert configure("network", "mine", ["network.depth=2"]).depth == 2
     assert registered("network")["mine"].__module__ == "lab_methods"
+    assert "mine" not in shipped()
     assert "lab-methods 1.0" in environment()["plugins"]

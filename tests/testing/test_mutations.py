@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.recipe import registered
 from tandem.recipe.settings import _registry
-from tandem.testing.cases import cases
+from tandem.testing.cases import cases, shipped
 from tandem.testing.contract import CHECKS
 from tandem.testing.mutations import MUTATIONS, applied, of_network
 
@@ -19,7 +18,7 @@ def test_a_mutation_still_fits_the_code_and_names_a_test(mutation):
     assert mutation.test in CHECKS or (ROOT / mutation.test.partition("::")[0]).is_file()
 
 
-@pytest.mark.parametrize("network", registered("network"))
+@pytest.mark.parametrize("network", shipped())
 def test_the_contract_notices_a_bug_in_every_network(network):
     mutation = of_network(network)
     check, tiny = CHECKS[mutation.test], [case for case in cases() if case.name.startswith(network + "-")]
