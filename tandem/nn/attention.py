@@ -81,7 +81,6 @@ def attend_dense(
 def scores(q: Tensor, sources: Sequence[Source], scale: float | None = None) -> tuple[Tensor, Tensor]:
     """(scores (B, H, T, N) of all keys, source by source, -inf where one is not read; values (B, H, N, D))."""
     B, H, _, D = q.shape
-    _count(q, [_groups(s.span)[0] for s in sources])
     dtype = torch.promote_types(q.dtype, torch.float32)
     k_BHND = torch.cat([s.k.repeat_interleave(H // s.k.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     v_BHND = torch.cat([s.v.repeat_interleave(H // s.v.shape[1], dim=1) for s in sources], dim=2).to(dtype)
@@ -223,25 +222,6 @@ def backends_taken() -> Iterator[dict[Backend, str]]:
         _listening.pop()
 
 
-_counting: list[list[int]] = []
-
-
-@contextmanager
-def pairs_asked() -> Iterator[list[int]]:
-    """What attention is asked to read while this is open, a number a call: query-key pairs times channels H D."""
-    _counting.append(found := [])
-    try:
-        yield found
-    finally:
-        _counting.pop()
-
-
-def _count(q: Tensor, spans: Sequence[Span]) -> None:
-    B, H, _, D = q.shape
-    for found in _counting:
-        found.append(sum(int((span.hi - span.lo).sum()) * B // len(span.lo) for span in spans) * H * D)
-
-
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -294,7 +274,6 @@ def attend(
         found[chosen] = reason
     if chosen == "dense":
         return attend_dense(q, sources, scale=scale, return_lse=return_lse)
-    _count(queries[0], [span for groups in plan.spans for span in groups])
     keys, values = [s.k for s in sources], [s.v for s in sources]
     if chosen == "tiled":
         ys, lses = plan.tiles.run(queries, keys, values, scale, return_lse, dropout)
@@ -320,9 +299,7 @@ def attend_rows(q: Tensor, k: Tensor | Sequence[Tensor], v: Tensor | Sequence[Te
         ys = attend(*_apart(q, k, v, plan), plan=plan)
         return torch.cat(ys) if len(ys) > 1 else ys[0]
     with torch.no_grad():  # views for the checks alone
-        queries, sources = _apart(q, k, v, plan)
-        _check_tensors(queries, sources, plan)
-    _count(queries[0], [span for groups in plan.spans for span in groups])
+        _check_tensors(*_apart(q, k, v, plan), plan)
     for found in _listening:
         found[chosen] = reason
     keys, values = ([x] if isinstance(x, Tensor) else x for x in (k, v))

@@ -7,9 +7,11 @@
 A check relies only on what `Network` promises, never on which network it tests.
 """
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,21 @@ def check_fork_of_rows(case: Case) -> None:
     _go_on(network, [session.fork(torch.tensor(rows))], [prompts[row] for row in rows], 8, f"a fork of rows {rows}")
 
 
+def check_fixed(case: Case) -> None:
+    """A session that can be fixed in memory, for CUDA graphs, says then what it says otherwise."""
+    begun: Callable[[int], Any] = case.build().float().session
+    plain, fixed = begun(2), begun(2)
+    if not (hasattr(fixed, "fix") and find_spec("triton") and os.environ.get("TRITON_INTERPRET")):
+        return  # it reads through a kernel of Triton
+    tokens, _ = (session.prefill([[5, 2, 9, 7], [3, 1]]).argmax(-1) for session in (plain, fixed))
+    if refused(lambda: fixed.fix(16)):
+        return
+    for step in range(5):
+        fixed.ready()
+        close(fixed.step(tokens), expected := plain.step(tokens), FLOAT, f"fixed in memory, step {step}")
+        tokens = expected.argmax(-1)
+
+
 def _go_on(network: Network, sessions: list[Any], prompts: list[list[int]], steps: int, what: str) -> None:
     """Sessions that have read `prompts` read texts of their own, in turns, and say what one pass over a text does."""
     more = [[document(steps, 10 * n + row) for row in range(len(prompts))] for n in range(len(sessions))]
@@ -347,7 +364,7 @@ def check_gradients(case: Case) -> None:
 
 
 def check_overfitting(case: Case) -> None:
-    """One batch can be learned by heart, in the first phase of every objective."""
+    """One batch can be learned by heart, in the first phase of every objective, as far as its `floor`."""
     for task in tasks(case.network, settings=1):
         batches = task.batches([[document(8, 1)], [document(3, 2), document(5, 3)]])
         network, floor = case.fresh(), task.objective.floor(batches[0])
@@ -357,7 +374,7 @@ def check_overfitting(case: Case) -> None:
             optimiser.step()
             losses.append(backward(network, task.objective, batches).item())
         told = f"{losses[0]:.2f} nats before, {losses[-1]:.2f} after {len(losses) - 1} steps, {floor:.2f} in `floor`"
-        assert losses[-1] - floor < 0.1 * losses[0], f"{task}: {told}"
+        assert 0 <= losses[-1] - floor < 0.1 * losses[0], f"{task}: {told}"
 
 
 # ---- export ---------------------------------------------------------------------------------------------------------

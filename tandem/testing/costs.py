@@ -1,14 +1,21 @@
 """Checks the costs that a network states against what it runs; part of the contract."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tandem.networks import double_decoder
 from tandem.networks.cost import Parts
-from tandem.nn.attention import pairs_asked
+from tandem.nn import attention
+from tandem.nn.attention import Plan, Source
 from tandem.testing.cases import CONTEXT, EOS, Case, document
 
 
@@ -57,28 +64,36 @@ def check_flops(case: Case) -> None:
 
 
 def check_pairs(case: Case) -> None:
-    """`cost` counts the keys that queries are asked to read: in training, in a prompt and at every step."""
-    network, batch = case.fresh(), case.pack([[document(CONTEXT, 1)]])
+    """`cost` counts the keys that queries are asked to read, in training, in a prompt and at every step, and the
+    products with matrices of every step."""
+    network = case.fresh()
     if network.reads_sentences:
         return  # counted for sentences of typical length
     cost, n = network.cost(), CONTEXT
-    begin = 0 if batch.blocks is None else int(batch.blocks.max())
-    parts = Parts(begin, n - begin) if begin else None
-    with pairs_asked() as asked:
-        network(network.embed(batch.tokens), batch)
-    found, expected = 14 * sum(asked), cost.training(n, parts=parts)["attention"]
-    assert expected <= found <= 1.01 * expected, (  # a sink is read once more in a first block, whose length is drawn
-        f"training FLOPs of attention on a document of {n} tokens: {found:,}, cost says {expected:,} by `pairs`"
-    )
+    for lengths in (n,), (n - 15, 15):
+        batch = case.pack([[document(length, 1) for length in lengths]])
+        begin = 0 if batch.blocks is None else int(batch.blocks.max())
+        if begin and len(lengths) > 1:
+            continue  # `cost` divides one document
+        with _asked() as asked:
+            network(network.embed(batch.tokens), batch)
+        expected = cost.training(n, lengths, Parts(begin, n - begin) if begin else None)["attention"]
+        assert (
+            expected <= 14 * sum(asked) <= 1.01 * expected
+        ), (  # a sink is read once more in the first of drawn blocks
+            f"training FLOPs of attention on documents of {lengths} tokens: {14 * sum(asked):,}, cost says {expected:,}"
+        )
     session = network.session(1)
-    with pairs_asked() as asked:
-        session.prefill([document(7, 1)])
-    of_attention = cost.first_logits(7) - replace(cost, pair=0).first_logits(7)
-    _equal(4 * sum(asked), of_attention, "FLOPs of attention in a prompt of 7 tokens, by `prefill_pairs` or `pairs`")
-    for index in range(7, n):
-        with pairs_asked() as asked:
-            session.step(torch.tensor([EOS]))
-        _equal(4 * sum(asked), 4 * cost.pair * cost.keys(index), f"FLOPs of attention at index {index}, by `keys`")
+    with _asked() as asked:
+        session.prefill([document(3, 1)])
+    of_attention = cost.first_logits(3) - replace(cost, pair=0).first_logits(3)
+    _equal(4 * sum(asked), of_attention, "FLOPs of attention in a prompt of 3 tokens, by `prefill_pairs` or `pairs`")
+    for index in range(3, n):
+        with _asked() as asked:
+            matrices, _ = _flops(lambda: session.step(torch.tensor([EOS])))
+        read = 4 * cost.pair * cost.keys(index)
+        _equal(4 * sum(asked), read, f"FLOPs of attention at index {index}, by `keys`")
+        _equal(matrices, cost.decode(index) - read, f"FLOPs of matrices at index {index}")
 
 
 def check_cache(case: Case) -> None:
@@ -91,6 +106,29 @@ def check_cache(case: Case) -> None:
         session.step(torch.tensor([1, 2]))
         read += 1
     _equal(session.fork().bytes, session.bytes, "bytes of a fork")
+
+
+@contextmanager
+def _asked() -> Iterator[list[int]]:
+    """What attention is asked to read while this is open, a number for each call: pairs times channels H D."""
+    asked: list[int] = []
+    check, scores = attention._check_tensors, double_decoder.scores
+
+    def count(q: Tensor, spans: Iterable[Any]) -> None:
+        B, H, _, D = q.shape
+        asked.append(sum(int((span.hi - span.lo).sum()) * B // len(span.lo) for span in spans) * H * D)
+
+    def checked(queries: tuple[Tensor, ...], sources: Sequence[Source], plan: Plan) -> None:
+        check(queries, sources, plan)
+        count(queries[0], itertools.chain(*plan.spans))
+
+    def scored(q: Tensor, sources: Sequence[Source]) -> tuple[Tensor, Tensor]:
+        """Where one softmax over all sources will not do."""
+        count(q, [source.span for source in sources])
+        return scores(q, sources)
+
+    with patch.object(attention, "_check_tensors", checked), patch.object(double_decoder, "scores", scored):
+        yield asked
 
 
 def _flops(run: Callable[[], object]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.networks.cost import Cost
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Network
 from tandem.nn.init import Linear
@@ -75,10 +76,10 @@ class ReadsWithoutWindow(Decoder):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"pairs": lambda n: 0}, "on a document of 40 tokens"),
-        ({"pairs": lambda n: n * n}, "on a document of 40 tokens"),
-        ({"keys": lambda n: 40}, "at index 7"),
-        ({"prefill_pairs": lambda n: 0}, "in a prompt of 7 tokens"),
+        ({"pairs": lambda n: 0}, "on documents of .40,. tokens"),
+        ({"pairs": lambda n: n * n}, "on documents of .40,. tokens"),
+        ({"keys": lambda n: 40}, "of attention at index 3"),
+        ({"prefill_pairs": lambda n: 0}, "in a prompt of 3 tokens"),
     ],
 )
 def test_attention_that_costs_other_than_its_spans_is_told(wrong, told):
@@ -87,6 +88,20 @@ def test_attention_that_costs_other_than_its_spans_is_told(wrong, told):
             return replace(super().cost(), **wrong)
 
     with pytest.raises(AssertionError, match=told):
+        check_pairs(Case("mine", Mine, Decoder.Config(width=32, heads=4, depth=2)))
+
+
+class Forgetful(Cost):
+    def decode(self, n):
+        return super().decode(n) - 2 * (n == 20)
+
+
+def test_a_step_that_costs_more_at_some_index_is_told():
+    class Mine(Decoder):
+        def cost(self):
+            return Forgetful(**vars(super().cost()))
+
+    with pytest.raises(AssertionError, match="FLOPs of matrices at index 20"):
         check_pairs(Case("mine", Mine, Decoder.Config(width=32, heads=4, depth=2)))
 
 

@@ -2,7 +2,6 @@
 
 SPS = "tests/networks/test_two_streams.py"
 PARITY = "tests/parity/test_sps.py"
-CAPTURED = "tests/networks/test_captured.py::test_a_fixed_session_says_what_a_session_says"
 ROLES = "tests/analysis/test_gradient_roles.py"
 ANALYSE = "tests/analysis/test_analyse.py"
 VIEWS = "tests/corpus/test_views.py"
@@ -32,7 +31,7 @@ BUGS = {
          "(self.pads[:, None] - first)", "(0 * self.pads[:, None] - first)"),
         ("a fork shares its rings", "fork",
          "[ring.fork(rows) for ring in self.rings]", "self.rings"),
-        ("the spans of all blocks but the last are never renewed", CAPTURED,
+        ("the spans of all blocks but the last are never renewed", "fixed",
          "return plan.both, plan.one", "return (plan.one,)"),
         ("the restricted state is not", PARITY,
          "other.state_window = window", "other.state_window = None"),
