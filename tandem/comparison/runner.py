@@ -203,8 +203,11 @@ class Progress:
         say(f"{job.name}, run {number} of {self.folder.size}{self._time_left({})}", "study")
 
     def say_end(self, job: Job) -> None:
-        """What a run has come to, with a sample of its text; a single process has printed it."""
-        if self.processes > 1 and self.folder.finished(job):
+        """What a run has come to, with a sample of its text, which a single process has printed; or how it failed."""
+        if error := self.folder.error(job):  # the last line that is no detail; the end of the study has all lines
+            last = next(line for line in reversed(error["message"].splitlines()) if line[:1].strip())
+            say(f"{job.name}: {last}", "failed")
+        elif self.processes > 1 and self.folder.finished(job):
             say(f"{job.name}: {self.folder.outcome(job)}", "finished")
             for prompt, text in self.folder.result(job).samples[:1]:
                 say(" ".join((prompt + text).split()), "sample")

@@ -134,6 +134,19 @@ def test_runs_beside_each_other_have_a_line_each(monkeypatch, capsys):
     ]
 
 
+@pytest.mark.parametrize("message", ["Traceback:\n  somewhere\nno", "no\n  network: this\n  batch: that"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_fails_says_so_at_once_in_a_line(tmp_path, small_corpus, capsys, processes, message):
+    folder = StudyFolder(read(tmp_path, small_corpus), tmp_path / "tiny")
+    folder.open()
+    error = {"message": message, "diverged": False, "time": 0}
+    (folder.processes / "deep-seed1.error.json").write_text(json.dumps(error))
+    progress = runner.Progress(folder, processes)
+    for job in folder.jobs():
+        progress.say_end(job)
+    assert capsys.readouterr().out == "failed      deep-seed1: no\n"
+
+
 def test_what_the_report_needs_is_asked_for_before_anything_is_trained(tmp_path, monkeypatch, small_corpus):
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setattr(runner, "_work", lambda *_: pytest.fail("it trains"))
@@ -233,7 +246,9 @@ def test_a_failed_run_is_told_at_the_end_and_does_not_stop_the_others(tmp_path, 
     failing = Command(write(tmp_path, small_corpus, text), "log", "--processes", "2")
     said = failing.end()
     assert failing.process.exitcode == 2 and "Traceback" not in said
-    assert "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens" in said and said.count("deep-seed1:") == 1
+    refused = "wide-seed1: budget = 100 tokens: one step alone takes 256 tokens"
+    assert f"\nfailed      {refused}" in said and f"\n{refused}" in said.partition("\nreport ")[2]
+    assert said.count("deep-seed1:") == 1
     assert "\nfinished    deep-seed1: 5." in said and "\nsample      The" in said
     assert f"\nruns        {tmp_path / 'tiny/runs'}: in a folder each" in said
     assert [line["arm"] for line in lines(tmp_path / "tiny")] == ["deep"]
