@@ -163,7 +163,7 @@ def test_cut_off_three_times_and_finished_by_two_commands_it_is_the_same_study(w
     first_command = Command(study, "1.log")  # inside a run, both processes killed at once
     first_command.until(lambda: steps_of(first) >= 12)
     os.kill(first_command.process.pid, signal.SIGSTOP)
-    os.kill(int((first / ".lock").read_text()), signal.SIGKILL)
+    os.kill(int((first / ".lock").read_text().split()[0]), signal.SIGKILL)
     first_command.end(signal.SIGKILL)
     assert not (first / "result.json").exists()
 
