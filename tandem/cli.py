@@ -346,7 +346,7 @@ def generate(
 
     \b
     tandem generate RUN "Once upon a time"
-    tandem generate RUN --file prompts.txt --json > texts.jsonl
+    tandem generate RUN --file prompts.jsonl --json > texts.jsonl    keeps other keys of a prompt, such as an id
     """
     from tandem.comparison import trained
     from tandem.comparison.prompts import read_prompts
@@ -354,7 +354,7 @@ def generate(
 
     if file is not None and prompts:
         raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
-    texts = read_prompts(file, as_json) if file is not None else prompts or [""]
+    texts = read_prompts(file, as_json) if file is not None else [{"prompt": text} for text in prompts or [""]]
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json, step)
 

@@ -1,7 +1,7 @@
 """Reads prompts from a file or from standard input, and prints their continuations in the same order.
 
 prompts.txt          a prompt a line; lines with nothing in them are left out
-prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line breaks
+prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line breaks; JSON lines keep its other keys
 -                    standard input: as prompts.txt, or as prompts.jsonl where JSON lines are wanted back
 """
 
@@ -10,16 +10,20 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tandem.corpus.files import LINES, ROWS
 from tandem.generation.generate import Piece
 from tandem.recipe import UserError
 
+WRITTEN = ("text", "tokens", "end")
+"""Keys that `print_records` adds to those of a prompt."""
 
-def read_prompts(name: str, as_json: bool) -> list[str]:
-    """The prompts of a file, or of standard input where `name` is "-".
 
-    Raises: UserError naming file and line.
+def read_prompts(name: str, as_json: bool) -> list[dict[str, Any]]:
+    """The prompts of a file, or of standard input where `name` is "-": each a record with "prompt" and its other keys.
+
+    Raises: UserError naming file and line, also where JSON lines (`as_json`) would hold another value of a key.
     """
     if name.lower().endswith(LINES + ROWS) and not name.endswith(".jsonl"):
         raise UserError(f"--file {name}: unknown kind of file; name one that ends in .jsonl, or write a prompt a line")
@@ -31,13 +35,16 @@ def read_prompts(name: str, as_json: bool) -> list[str]:
     are_records = as_json if name == "-" else name.endswith(".jsonl")
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = [(f"{where}:{number}", line.rstrip(b"\r")) for number, line in enumerate(data.split(b"\n"), 1)]
-    prompts = [_prompt(line, place, are_records) for place, line in lines if line.strip()]
+    prompts = {place: _prompt(line, place, are_records) for place, line in lines if line.strip()}
     if not prompts:
         raise UserError(f"{where}: holds no prompt; write one a line")
-    return prompts
+    for place, record in prompts.items() if as_json else ():
+        if taken := [key for key in WRITTEN if key in record]:
+            raise UserError(f"{place}: {', '.join(taken)}: --json writes what is generated there; rename it")
+    return [*prompts.values()]
 
 
-def _prompt(line: bytes, place: str, is_record: bool) -> str:
+def _prompt(line: bytes, place: str, is_record: bool) -> dict[str, Any]:
     try:
         text = line.decode()
         record = json.loads(text) if is_record else {"prompt": text}
@@ -51,7 +58,7 @@ def _prompt(line: bytes, place: str, is_record: bool) -> str:
         record["prompt"].encode()
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 cannot
         raise UserError(f'{place}: "prompt" is not Unicode text ({error.reason}); write it anew') from error
-    return record["prompt"]
+    return record
 
 
 def print_texts(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
@@ -72,8 +79,9 @@ def print_texts(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
             print("\n" if current < len(prompts) else "")
 
 
-def print_records(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
-    """Prints a JSON line for each prompt, in order, each as soon as it and all before it are finished."""
+def print_records(prompts: Sequence[dict[str, Any]], pieces: Iterable[Piece]) -> None:
+    """Prints a JSON line for each prompt, in order, each as soon as it and all before it are finished; what else its
+    record holds is kept."""
     texts, ended = ["" for _ in prompts], {}
     current = 0
     for piece in pieces:
@@ -81,6 +89,5 @@ def print_records(prompts: Sequence[str], pieces: Iterable[Piece]) -> None:
         if piece.end:
             ended[piece.row] = {"tokens": piece.tokens, "end": piece.end}
         while current in ended:
-            record = {"prompt": prompts[current], "text": texts[current], **ended[current]}
-            print(json.dumps(record), flush=True)
+            print(json.dumps({**prompts[current], "text": texts[current], **ended[current]}), flush=True)
             current += 1

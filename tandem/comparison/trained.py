@@ -159,7 +159,7 @@ def run_tasks(
 
 def continue_texts(
     path: Path,
-    prompts: list[str],
+    prompts: list[dict[str, Any]],
     tokens: int,
     options: dict[str, Any],
     seed: int,
@@ -168,12 +168,19 @@ def continue_texts(
     as_json: bool = False,
     step: int | None = None,
 ) -> None:
-    """Prints the continuation of each prompt as it is generated, or a JSON line for each (comparison/prompts.py)."""
+    """Prints the continuation of each prompt as it is generated, or a JSON line for each (comparison/prompts.py).
+
+    `prompts`: records with "prompt".
+    """
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
     network, tokenizer = open_model(path, unfinished, step)
-    pieces = stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
-    (print_records if as_json else print_texts)(prompts, pieces)
+    texts = [record["prompt"] for record in prompts]
+    pieces = stream_text(network, tokenizer, texts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
+    if as_json:
+        print_records(prompts, pieces)
+    else:
+        print_texts(texts, pieces)
 
 
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False, step: int | None = None) -> str:

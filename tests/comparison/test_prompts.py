@@ -7,6 +7,7 @@ from typed import tandem
 
 from tandem.comparison.prompts import print_records, print_texts, read_prompts
 from tandem.generation.generate import Piece
+from tandem.recipe import UserError
 
 PIECES = [
     Piece(1, " x", 1, ""),
@@ -36,14 +37,18 @@ def test_what_is_shown_at_once_and_what_waits_for_its_turn(capsys, show, after_e
                 assert (seen if isinstance(expected, str) else seen.count("\n")) == expected
             yield piece
 
-    show(["A", "B", "C"], pieces())
+    prompts = ["A", "B", "C"]
+    if show is print_records:
+        print_records([{"prompt": prompt, "id": {"of": prompt}} for prompt in prompts], pieces())
+    else:
+        print_texts(prompts, pieces())
     seen += capsys.readouterr().out
     assert (seen if isinstance(after_each[-1], str) else seen.count("\n")) == after_each[-1]
     if show is print_records:
         assert [json.loads(line) for line in seen.splitlines()] == [
-            {"prompt": "A", "text": " a b", "tokens": 3, "end": "document"},
-            {"prompt": "B", "text": " x y", "tokens": 2, "end": "document"},
-            {"prompt": "C", "text": " q", "tokens": 1, "end": "length"},
+            {"prompt": "A", "id": {"of": "A"}, "text": " a b", "tokens": 3, "end": "document"},
+            {"prompt": "B", "id": {"of": "B"}, "text": " x y", "tokens": 2, "end": "document"},
+            {"prompt": "C", "id": {"of": "C"}, "text": " q", "tokens": 1, "end": "length"},
         ]
 
 
@@ -65,10 +70,19 @@ def test_the_same_texts_come_from_arguments_a_file_and_standard_input(trained, t
     assert plain.stdout == "\n\n".join(record["prompt"] + record["text"] for record in found) + "\n"
 
 
-def test_a_prompt_of_json_lines_may_have_several_lines(trained, tmp_path):
+def test_a_prompt_of_json_lines_may_have_several_lines_and_keeps_its_other_keys(trained, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "The cat\\nsees", "id": 7}\n')
     done = tandem("generate", trained, "--file", tmp_path / "prompts.jsonl", "--json", "--tokens", 2)
-    assert json.loads(done.stdout)["prompt"] == "The cat\nsees"
+    record = json.loads(done.stdout)
+    assert record["prompt"] == "The cat\nsees" and record["id"] == 7 and record["tokens"] == 2
+
+
+def test_a_key_of_a_prompt_that_json_lines_write_is_refused(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Once", "id": 1}\n{"prompt": "Twice", "end": 3, "text": "upon"}\n')
+    with pytest.raises(UserError, match=r"prompts.jsonl:2: text, end: --json writes what is generated there; rename"):
+        read_prompts(str(file), as_json=True)
+    assert [record["prompt"] for record in read_prompts(str(file), as_json=False)] == ["Once", "Twice"]
 
 
 @pytest.mark.parametrize(
@@ -107,4 +121,5 @@ def test_the_mark_of_an_editor_is_no_part_of_a_prompt(tmp_path):
     (tmp_path / "prompts.txt").write_bytes(b"\xef\xbb\xbfOnce\r\n\r\nTwice\r\n")
     (tmp_path / "prompts.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "Once"}\r\n{"prompt": "Twice"}')
     for name in ("prompts.txt", "prompts.jsonl"):
-        assert read_prompts(str(tmp_path / name), as_json=False) == ["Once", "Twice"]
+        found = read_prompts(str(tmp_path / name), as_json=False)
+        assert found == [{"prompt": "Once"}, {"prompt": "Twice"}]

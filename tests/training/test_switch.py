@@ -282,7 +282,7 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
     refused = "step 6 of 10 is no language model yet.*bags of 2 until step 6.*--unfinished"
     uses = (
         lambda **more: list(evaluate(folder, 3, **more)),
-        lambda **more: continue_texts(folder, ["The"], 2, {}, 0, **more),
+        lambda **more: continue_texts(folder, [{"prompt": "The"}], 2, {}, 0, **more),
         lambda **more: write_model(folder, tmp_path / "model", **more),
     )
     for use in uses:
