@@ -33,6 +33,8 @@ class Analysis:
     """Attribute of a network's class without which there is nothing to analyse."""
     trained: ClassVar[bool] = True
     """True if it looks at weights; if not, a recipe will do."""
+    numbered: ClassVar[str] = ""
+    """What the numbers are that are keys of mappings in its record, for the terminal; "block", say."""
     needs_scipy: ClassVar[bool] = False
     """True if it measures or draws with scipy, which is then asked for before any work."""
 

@@ -38,6 +38,7 @@ from tandem.training.run import Run
 
 TOGETHER = 8
 """At most so many documents are read together, and exchange their memories."""
+MARKERS = "osD^v"
 
 Seen = Callable[[int, MemoryRead, Tensor, PackedReader], object]
 """Called with a block's index (from 0), its cross-attention, the input of that, (1, P, C), and its reader."""
@@ -153,6 +154,7 @@ class Gates(Analysis):
     """Gates of a memory of thoughts over the run, what they let through, and what wrong memories cost."""
 
     asks = "gates"
+    numbered = "block"
 
     class Config(Settings):
         documents: int = Field(50, ge=2)
@@ -193,12 +195,14 @@ class Gates(Analysis):
         }
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        """Gates by step, a line for each block."""
-        points = record["on_the_way"]
+        """Gates by step, a line for each block; each is wider than the next, so that none hides one that is alike."""
+        points, blocks = record["on_the_way"], record["gates"]
         steps = [point["step"] for point in points]
-        for number, block in enumerate(record["gates"]):
+        for number, block in enumerate(blocks):
             values = [point["gates"][block] for point in points]
-            axes.plot(steps, values, f"C{number % 10}o-", markersize=3, label=f"block {block}")
+            width = 1.5 + 3 * (1 - (number + 1) / len(blocks))
+            shape, colour = MARKERS[number % len(MARKERS)], f"C{number % 10}"
+            axes.plot(steps, values, f"{colour}{shape}-", linewidth=width, markersize=width + 4, label=f"block {block}")
         axes.set_xlabel("step")
         axes.set_ylabel("gate of the memory")
         axes.legend(frameon=False)

@@ -231,7 +231,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
         axes.set_title(drawable(path.name) + (f", step {run.progress.step:,}" if cls.trained else ""))
-    said = [*_numbers(record), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
+    said = [*_numbers(record, cls.numbered), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
     return "\n".join([*_tables(record), columns(said)])
 
 
@@ -254,11 +254,13 @@ def _tables(record: dict[str, Any]) -> Iterator[str]:
                 yield f"{key}\n{columns([[*rows[0]], *([*map(_cell, row)] for row in values)], right=True)}\n"
 
 
-def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and plain values of a record, those of a mapping one by one; also lists of up to SHOWN of them."""
+def _numbers(record: dict[str, Any], numbered: str = "") -> Iterator[tuple[str, str]]:
+    """Names and plain values of a record, those of a mapping one by one, in which a number counts what `numbered` says;
+    also lists of up to SHOWN of them."""
     for key, value in record.items():
         if isinstance(value, dict) and key != "options":
-            yield from ((f"{key}, {inner}", shown) for inner, shown in _numbers(value))
+            for inner, shown in _numbers(value, numbered):
+                yield f"{key}, {f'{numbered} {inner}'.strip() if inner.isdecimal() else inner}", shown
         elif isinstance(value, str | int | float):
             yield key, _cell(value)
         elif isinstance(value, list) and 0 < len(value) <= SHOWN and not any(isinstance(v, list | dict) for v in value):

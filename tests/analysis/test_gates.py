@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,6 +172,8 @@ def test_gates_on_the_way_begin_as_drawn_and_end_at_the_step_of_the_run(network)
     Gates(Gates.Config()).draw(record, axes)
     assert [line.get_xdata().tolist() for line in axes.lines] == [[0, 2, 4]] * len(network.gates)
     assert [line.get_ydata().tolist() for line in axes.lines] == [[1, 0.5, gate] for gate in network.gates.values()]
+    drawn = [(line.get_marker(), line.get_linewidth()) for line in axes.lines]
+    assert all(one[0] != next_[0] and one[1] > next_[1] for one, next_ in pairwise(drawn))  # none hides another
     began_elsewhere = analysed(network, given, start="runs/other", points=points)
     assert [point["step"] for point in began_elsewhere["on_the_way"]] == [2, 4]
 
@@ -192,6 +195,8 @@ def test_gates_are_on_record_from_evaluation_to_evaluation(tmp_path, small_corpu
     assert done.exit_code == 0, done.output
     done = tandem("analyse", "gates", tmp_path / "mine", "documents=6")
     assert done.exit_code == 0, done.output
+    said = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert {"gates, block 2", "increment, block 2", "attention_by_age, block 2", "cost_of_exchange, all"} <= {*said}
     record = json.loads((tmp_path / "mine/analysis/gates.json").read_text())
     assert [point["step"] for point in record["on_the_way"]] == [0, 2, 4, 6]
     assert record["on_the_way"][-1]["gates"] == record["gates"] and list(record["gates"]) == ["2"]
