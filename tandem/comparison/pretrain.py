@@ -215,7 +215,7 @@ def _judged(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
     # Write the file first: the record marks it as done.
     ranks.first(lambda: replace_file(folder.path / DOCUMENTS, by_document(found)))
     if judged is None:
-        ranks.first(lambda: log.write(again, noted(run.note, in_words(again))))
+        ranks.first(lambda: log.write(again))  # the page of the result tells it
     return judged or again
 
 
@@ -227,8 +227,7 @@ def _judged_texts(run: Run, folder: RunFolder, log: Log) -> dict[str, Any]:
     stores, began = text_stores(run.recipe, run.tokenizer), time.perf_counter()
     found = dict(recorded_texts(run, stores))
     texts = {"kind": "texts", "step": run.steps, "texts": found, "seconds": time.perf_counter() - began}
-    words = f"\n{titled('', '')}".join(noted(run.note, in_words(text, name)) for name, text in found.items())
-    run.ranks.first(lambda: log.write(texts, words))
+    run.ranks.first(lambda: log.write(texts))
     return texts
 
 

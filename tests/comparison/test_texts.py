@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from typed import tandem
 
-from tandem.comparison.texts import recorded
+from tandem.comparison.texts import in_words, recorded
 from tandem.comparison.trained import open_trained
 from tandem.corpus import prepare_texts
 from tandem.evaluation.likelihood import likelihood
@@ -46,7 +46,8 @@ def test_each_text_is_scored_at_the_end_shown_and_recorded(trained):
         assert text["tokens"] == len(store.tokens) - len(store)
         assert text["nats"] == pytest.approx(expected.nats, rel=1e-5)  # float32 in rows of another shape
         assert text["bits_per_byte"] == pytest.approx(text["nats"] / math.log(2) / text["bytes"], rel=1e-12)
-        assert f"{text['bits_per_byte']:.3f} bits/byte on {name}: {text['tokens']:,} tokens" in said
+        assert said.count(f"{text['bits_per_byte']:.3f} bits/byte on {name}: {text['tokens']:,} tokens") == 1
+    assert said.count(in_words(result["likelihood"])) == 1
 
 
 def test_what_a_tokenizer_does_not_know_is_told_beside_the_bits(tmp_path):
