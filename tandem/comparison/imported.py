@@ -22,7 +22,9 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     Raises: UserError as `load_foreign` and `load` do, where there is a run already, and for what the folder decides.
     """
     for override in overrides:
-        key = override.partition("=")[0].strip()
+        key, _, value = (part.strip() for part in override.partition("="))
+        if (key, value) == ("corpus.vocabulary", "null"):  # as it is here, and as other commands with a tokenizer ask
+            continue
         if key.partition(".")[0] in ("network", "start") or key in ("corpus", "corpus.tokenizer", "corpus.vocabulary"):
             raise UserError(f"{override}: network, tokenizer and weights are those of {source}; leave {key} out")
     network, _ = load_foreign(source)
