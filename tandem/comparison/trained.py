@@ -37,7 +37,18 @@ from tandem.export.weights import export, load_exported
 from tandem.generation.generate import stream_text
 from tandem.generation.sampling import Sampler
 from tandem.networks.network import Network
-from tandem.recipe import SECTIONS, Recipe, UserError, configure, did_you_mean, load, register_all, registered, require
+from tandem.recipe import (
+    SECTIONS,
+    Recipe,
+    UserError,
+    configure,
+    counted,
+    did_you_mean,
+    load,
+    register_all,
+    registered,
+    require,
+)
 from tandem.recipe.catalogue import columns
 from tandem.recipe.document import is_path
 from tandem.recipe.resolve import saved
@@ -309,7 +320,10 @@ def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | 
     for file in partial.iterdir():
         file.rename(folder / file.name)
     partial.rmdir()
-    said = f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))} (step {run.progress.step:,})"
+    names = sorted(file.name for file in folder.iterdir())
+    named = [name for name in names if not name.startswith("tandem_")]  # as the rest of the source is
+    source = f"{counted(len(names) - len(named), 'files')} of its source"
+    said = f"{folder}: {', '.join(named)} and {source} (step {run.progress.step:,})"
     if run.network.ids == run.network.vocabulary:
         return said
     way = f"tandem generate {quote(str(folder))}"

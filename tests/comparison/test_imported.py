@@ -50,6 +50,9 @@ def test_an_imported_decoder_is_a_run_that_is_judged_and_exported(llama, run, tm
     assert "step 0 of 4" in tandem("evaluate", run, "--documents", 3).output
     done = tandem("export", run, tmp_path / "out")
     assert done.exit_code == 0 and "modeling_tandem.py" in done.output
+    source = len([*(tmp_path / "out").glob("tandem_*.py")])
+    assert source > 9 and f"tokenizer_config.json and {source} files of its source (step 0)" in done.output
+    assert "tandem_nn" not in done.output
     again, _ = open_model(tmp_path / "out")
     assert again.config == network.config
 
