@@ -108,9 +108,9 @@ def _sources(run: "Run", read: np.ndarray) -> str:
     store, texts = run.corpus.train, run.recipe.corpus.texts
 
     def size(lengths: np.ndarray, share: float = 1.0) -> str:
-        times = share * run.tokens(run.steps) / lengths.sum()
+        times = float(f"{share * run.tokens(run.steps) / lengths.sum():.3g}")
         told = f"{scaled(int(lengths.sum()))} tokens in {counted(len(lengths), 'documents')}"
-        return told + (f", read {times:.3g} times" if times > 1 else "")
+        return told + (f", read {times:,.15g} times" if times > 1 else "")
 
     if not (shares := store.manifest.shares):
         return f"{texts if isinstance(texts, str) else ', '.join(texts)}: {size(store.lengths[read])}"

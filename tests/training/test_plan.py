@@ -29,6 +29,8 @@ def test_the_sources_of_a_mixture_are_told_with_their_shares_and_how_often_they_
         "wiki/*.jsonl.gz 70.0% (1.5 k tokens in 2 documents) + books 30.0% (30 tokens in 1 document, read 10 times)"
     )
     assert "70.0% (600 tokens in 1 document, read 1.17 times)" in _sources(run, every[1:])
+    often = SimpleNamespace(**vars(run) | {"tokens": lambda steps: 5_304_321 * steps})
+    assert "read 12,400 times) + books" in (told := _sources(often, every[1:])) and "read 106,000 times)" in told
     train.manifest.shares = {}
     assert _sources(run, every) == "builtin: 1.53 k tokens in 3 documents"
 
