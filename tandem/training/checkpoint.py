@@ -319,8 +319,16 @@ def _read(path: Path, name: str) -> bytes:
     except FileNotFoundError:
         raise _damaged(path, name, "missing") from None
     if expected != _entry(data):
-        raise _damaged(path, name, f"{_entry(data)}, while the manifest says {expected}")
+        raise _damaged(path, name, _difference(len(data), expected))
     return data
+
+
+def _difference(size: int, expected: object) -> str:
+    """How a file of `size` bytes differs from its entry in the manifest, which may be anything."""
+    saved = expected.get("bytes") if isinstance(expected, dict) else None
+    if not isinstance(saved, int):
+        return f"not described in {MANIFEST}"
+    return f"{size:,} bytes, of {saved:,} that were saved" if size != saved else "not the contents that were saved"
 
 
 def _damaged(path: Path, name: str, reason: str) -> UserError:

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -278,11 +279,25 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_passed_over(stages, f
             restore(path.parent, *given)
         assert str(path.parent / named) in str(error.value)
         assert f"Delete {path.parent} to go on from step-00000001" in str(error.value)
+        if damage == "missing" or file != "manifest.json":
+            told = {"cut": f"{len(data) - 1:,} bytes, of {len(data):,} that were saved", "missing": "missing"}
+            words = told.get(damage, "not the contents that were saved")
+            assert f"{path}: {words}; this checkpoint is damaged." in str(error.value)
     if file == "__0_0.distcp":
         assert bits(network) == before
 
     shutil.rmtree(path.parent)
     require_sound(folder, found, {1})
+
+
+@pytest.mark.parametrize("entry", [None, 3, {}, {"bytes": "8"}])
+def test_a_file_that_the_manifest_does_not_describe_is_refused(stages, entry):
+    folder, found = stages
+    path = save(folder, 2, *found[2], PROGRESS, keep=2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"progress.json": entry}))
+    with pytest.raises(UserError, match=r"progress\.json: not described in manifest\.json; this checkpoint is damaged"):
+        restore(path, build()[0])
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_refused_by_name(stages):
