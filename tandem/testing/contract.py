@@ -198,11 +198,11 @@ def check_fork_of_rows(case: Case) -> None:
 
 def check_fixed(case: Case) -> None:
     """A session that can be fixed in memory, for CUDA graphs, says then what it says otherwise."""
-    begun: Callable[[int], Any] = case.build().float().session
-    plain, fixed = begun(2), begun(2)
+    sessions: list[Any] = [case.build().float().session(2) for _ in range(2)]
+    plain, fixed = sessions
     if not (hasattr(fixed, "fix") and find_spec("triton") and os.environ.get("TRITON_INTERPRET")):
         return  # it reads through a kernel of Triton
-    tokens, _ = (session.prefill([[5, 2, 9, 7], [3, 1]]).argmax(-1) for session in (plain, fixed))
+    tokens, _ = (session.prefill([[5, 2, 9, 7], [3, 1]]).argmax(-1) for session in sessions)
     if refused(lambda: fixed.fix(16)):
         return
     for step in range(5):
