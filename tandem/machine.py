@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,27 +27,42 @@ def cores(system: Path = Path("/")) -> int:
     return max(1, min([len(os.sched_getaffinity(0)), *map(math.ceil, _quotas(system))]))
 
 
+def memory(system: Path = Path("/")) -> int:
+    """Bytes of memory of this machine, or of what a batch system or a container leaves of it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group, is_old in _groups("memory", system):
+        with suppress(OSError):
+            limit = (group / ("memory.limit_in_bytes" if is_old else "memory.max")).read_text().strip()
+            limits += [int(limit)] if limit.isdecimal() else []
+    return min(limits)
+
+
 def _quotas(system: Path) -> Iterator[float]:
-    """The time, in cores, that control groups of this process are limited to (cgroup v1 and v2)."""
+    """The time, in cores, that control groups of this process are limited to."""
+    for group, is_old in _groups("cpu", system):
+        try:
+            if is_old:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                quota, period = (group / "cpu.max").read_text().split()
+        except OSError:
+            continue
+        if quota.strip() not in ("max", "-1"):
+            yield int(quota) / int(period)
+
+
+def _groups(controller: str, system: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of control groups that limit this process, and whether they are of cgroup v1."""
     try:
         groups = (system / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for controllers, path in (line.split(":", 2)[1:] for line in groups):
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = system / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        top = system / "sys/fs/cgroup" / (controller if controllers else "")
         own = top / path.lstrip("/")  # a container's own group may be mounted as the top one
-        for group in (own, *own.parents[: len(own.parts) - len(top.parts)]):
-            try:
-                if controllers:
-                    quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-                else:
-                    quota, period = (group / "cpu.max").read_text().split()
-            except OSError:
-                continue
-            if quota.strip() not in ("max", "-1"):
-                yield int(quota) / int(period)
+        yield from ((group, bool(controllers)) for group in (own, *own.parents[: len(own.parts) - len(top.parts)]))
 
 
 NO_FOLDER = ("No space left on device", "Disk quota exceeded", "Read-only file system", "failed to map segment")

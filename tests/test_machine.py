@@ -1,11 +1,11 @@
-"""Batch systems and containers leave a process fewer cores than it sees."""
+"""Batch systems and containers leave a process less of a machine than it sees."""
 
 import os
 
 import pytest
 
 from tandem import machine
-from tandem.machine import cores, set_threads
+from tandem.machine import cores, memory, set_threads
 
 
 def system(folder, groups, files):
@@ -40,6 +40,20 @@ def test_cores_are_those_that_control_groups_leave(groups, files, expected, tmp_
 
 def test_a_machine_without_control_groups_has_all_its_cores(tmp_path):
     assert cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/box/inner", {"sys/fs/cgroup/box/memory.max": "5000", "sys/fs/cgroup/box/inner/memory.max": "max"}, 5000),
+        (V1, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "7000"}, 7000),
+        (V1, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("2:cpu:/box", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "7000"}, None),
+    ],
+)
+def test_memory_is_what_control_groups_leave(groups, files, expected, tmp_path):
+    all_of_it = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory(system(tmp_path, groups, files)) == (expected or all_of_it)
 
 
 @pytest.mark.parametrize(

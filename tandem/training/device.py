@@ -109,11 +109,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
-def host_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def cpu_flags() -> set[str]:
     """Instruction sets of the processor, as Linux names them."""
     with open("/proc/cpuinfo") as lines:

@@ -33,9 +33,9 @@ import yaml
 
 import tandem
 from tandem.corpus.store import flock
+from tandem.machine import memory
 from tandem.recipe import UserError, did_you_mean, plugins
 from tandem.training.checkpoint import latest, read_progress, write_durably
-from tandem.training.device import host_memory
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
@@ -268,7 +268,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "memory_bytes": host_memory(),
+        "memory_bytes": memory(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),

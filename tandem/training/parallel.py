@@ -31,9 +31,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tandem import machine
 from tandem.networks.network import Network
 from tandem.recipe import UserError, counted
-from tandem.training.device import Choice, Training, host_memory
+from tandem.training.device import Choice, Training
 from tandem.training.health import SIGNALS
 
 T = TypeVar("T")
@@ -170,7 +171,7 @@ def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device,
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
-        memory = host_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
+        memory = machine.memory() // int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
     share = f"weights, gradients and AdamW take {STATES * parameters / 2**30:.2g} of {memory / 2**30:.3g} GiB a process"
     if 4 * STATES * parameters <= memory:
         return Choice("ddp", f"{share}: each holds them whole")
