@@ -119,7 +119,7 @@ def recorded(
     boundaries also has nats per token that include them, and as published. With `windows`, one that reads documents
     whole also has its likelihood in windows of the context; with `bounds`, one that draws partitions of a text also has
     it under the `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the tokenizer
-    does not know; `altered`: which characters it changes.
+    does not know; `altered`: which characters it changes, or white space that it drops.
     """
     windows = windows and run.network.reads_whole
     others = BOUNDS if bounds and hasattr(run.network, "partition") and not run.recipe.evaluation.prefix else {}

@@ -158,12 +158,14 @@ class Tokenizer:
 
     @functools.cached_property
     def altered(self) -> str:
-        """Which of PROBED its normaliser changes or drops: what is then predicted is less than the text."""
-        normaliser = self._inner.normalizer
-        if normaliser is None:
-            return ""
-        read = {c: unicodedata.normalize("NFC", normaliser.normalize_str(c)).strip(MARKS) for c in PROBED}
-        return "".join(c for c in PROBED if read[c] != c and read[c].isascii())  # what is not is one written in bytes
+        """Which of PROBED its normaliser changes or drops, and whether white space is lost: what is then predicted is
+        less than the text."""
+        normalised = self._inner.normalizer.normalize_str if self._inner.normalizer else str
+        read = {c: unicodedata.normalize("NFC", normalised(c)).strip(MARKS) for c in PROBED}
+        changed = "".join(c for c in PROBED if read[c] != c and read[c].isascii())  # what is not is written in bytes
+        split = self._inner.pre_tokenizer.pre_tokenize_str if self._inner.pre_tokenizer else lambda text: [(text, ())]
+        one, more = ([piece for piece, _ in split(normalised(text))] for text in ("a b", "a \n b"))
+        return " and ".join(filter(None, [changed, "white space" if one == more else ""]))
 
     @property
     def is_lossless(self) -> bool:

@@ -34,8 +34,8 @@ def word_level() -> Tokenizer:
     return Tokenizer(inner)
 
 
-def test_what_a_normaliser_changes_is_known():
-    assert word_level().altered == string.ascii_uppercase
+def test_what_is_changed_or_lost_before_text_becomes_tokens_is_known():
+    assert word_level().altered == string.ascii_uppercase + " and white space"
     assert BYTES.altered == TRAINED.altered == ""
     for normaliser, altered in (
         (normalizers.NFC(), ""),
@@ -44,10 +44,20 @@ def test_what_a_normaliser_changes_is_known():
         (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "\u00e9"),
         (normalizers.Replace("a", ""), "a"),
         (normalizers.ByteLevel(), ""),
+        (normalizers.Replace(tokenizers.Regex(r"\s+"), " "), "white space"),
     ):
         inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
         inner.normalizer = normaliser  # pyright: ignore
         assert Tokenizer(inner).altered == altered, normaliser
+    for splitter, lost in (
+        (pre_tokenizers.Whitespace(), "white space"),
+        (pre_tokenizers.BertPreTokenizer(), "white space"),
+        (pre_tokenizers.Metaspace(), ""),
+        (pre_tokenizers.ByteLevel(), ""),
+    ):
+        inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
+        inner.pre_tokenizer = splitter  # pyright: ignore
+        assert Tokenizer(inner).altered == lost, splitter
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["bytes", "bpe"])
