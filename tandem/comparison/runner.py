@@ -205,7 +205,7 @@ class Progress:
     def say_end(self, job: Job) -> None:
         """What a run has come to, with a sample of its text, which a single process has printed; or how it failed."""
         if error := self.folder.error(job):  # the last line that is no detail; the end of the study has all lines
-            last = next(line for line in reversed(error["message"].splitlines()) if line[:1].strip())
+            last = next((line for line in reversed(error["message"].splitlines()) if line[:1].strip()), "")
             say(f"{job.name}: {last}", "failed")
         elif self.processes > 1 and self.folder.finished(job):
             say(f"{job.name}: {self.folder.outcome(job)}", "finished")
