@@ -199,8 +199,11 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
             file.flush()
             os.fsync(file.fileno())
             sentences, counts = sentences + len(lengths), dict(counted + Counter(counts))
-            (new := found.with_suffix(".new")).write_text(json.dumps([last, sentences, counts]))
-            new.replace(found)
+            with found.with_suffix(".new").open("w") as new:
+                new.write(json.dumps([last, sentences, counts]))
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(new.name, found)
             progress(int(end), len(store.tokens))
     found.unlink(missing_ok=True)
     manifest = Manifest(

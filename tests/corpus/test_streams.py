@@ -162,13 +162,6 @@ def test_streams_that_might_leave_a_step_empty_are_refused(store):
         view_of(store, **SMALL | {"sentences": 14, "grow": 0}, steps=120).require()
 
 
-def test_a_mixture_is_refused(store_of):
-    mixed = store_of([3, 4], {"a": 0.5, "b": 0.5}, [0, 1])
-    mixed.segmentation = Segmentation(splitter="every", every=4)
-    with pytest.raises(UserError, match="a mixture has not"):
-        view_of(mixed)
-
-
 # ---- what changes on the way ----------------------------------------------------------------------------------------
 
 
