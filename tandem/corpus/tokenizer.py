@@ -262,9 +262,13 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer.from_file(path / "tokenizer.json")
     if (path / "encoder.json").is_file() and (path / "vocab.bpe").is_file():
         return Tokenizer.from_gpt2(path)
+    cure = 'allowed are "bpe", "bytes" and such a path'
+    if (path / "vocab.json").is_file():
+        cure = "vocab.json does not say how text is cut into words: transformers makes tokenizer.json of it, by "
+        cure += "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
     raise UserError(
         f'corpus.tokenizer = "{name}": no such file, nor a folder with tokenizer.json or with encoder.json and '
-        'vocab.bpe; allowed are "bpe", "bytes" and such a path'
+        f"vocab.bpe; {cure}"
     )
 
 

@@ -187,7 +187,8 @@ def parse(text: str, source: Origin, problems: Problems, quoted: str = "", above
     except yaml.MarkedYAMLError as error:
         origin = place(error.problem_mark) if error.problem_mark else source
         reason = " ".join(filter(None, (error.context, error.problem)))
-        raise UserError(f"{origin}  {quoted}cannot be read: {reason}") from None
+        cure = "; put text that has any of , [ ] { } : # in quotes of its own" if quoted else ""
+        raise UserError(f"{origin}  {quoted}cannot be read: {reason}{cure}") from None
     except yaml.reader.ReaderError as error:
         raise UserError(
             f"{source}  {quoted}cannot be read: character {error.position} is not allowed in YAML"

@@ -103,7 +103,11 @@ def plugins() -> list[str]:
     with their versions."""
     found = entry_points(group="tandem")
     for entry in found:
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:
+            error.add_note(f"while importing {entry.value}, an entry point of {entry.dist and entry.dist.name}")
+            raise
     return sorted({f"{entry.dist.name} {entry.dist.version}" for entry in found if entry.dist})
 
 

@@ -213,6 +213,12 @@ def test_an_unknown_tokenizer_names_what_is_allowed(name):
         load_tokenizer(name)
 
 
+def test_a_folder_with_the_older_files_names_the_cure(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(UserError, match=r"transformers makes tokenizer.json of it, by AutoTokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_an_empty_vocabulary_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizers.Tokenizer(models.BPE()).to_str())
     with pytest.raises(UserError, match="its vocabulary is empty"):

@@ -249,7 +249,7 @@ WRONG_OVERRIDES = {
     "network": "override  network: write section.key=value, such as network.depth=4",
     "network..depth=3": "override  network..depth=3: write section.key=value, such as network.depth=4",
     "corpus.texts=[a": "override  corpus.texts=[a: cannot be read: while parsing a flow sequence "
-    "expected ',' or ']', but got '<stream end>'",
+    "expected ',' or ']', but got '<stream end>'; put text that has any of , [ ] { } : # in quotes of its own",
     "seed=" + "9" * 5000: f"override  seed={'9' * 5000}: cannot be read: a number of 5000 digits",
     r'corpus.folder="a\0b"': r'override  corpus.folder="a\0b": cannot be read: ' + NO_TEXT,
     r'corpus.texts=["\ud83d\ude00"]': r'override  corpus.texts=["\ud83d\ude00"]: cannot be read: ' + NO_TEXT,

@@ -31,7 +31,7 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.setitem(settings._registry, "network", dict(settings._registry["network"]))
     monkeypatch.syspath_prepend(tmp_path)
     plugins.cache_clear()
-    yield
+    yield tmp_path
     plugins.cache_clear()
     sys.modules.pop("lab_methods", None)
 
@@ -42,3 +42,10 @@ def test_a_class_of_another_package_can_be_named_in_a_recipe(installed):
     assert registered("network")["mine"].__module__ == "lab_methods"
     assert "mine" not in shipped()
     assert "lab-methods 1.0" in environment()["plugins"]
+
+
+def test_a_package_that_cannot_be_imported_is_named(installed):
+    (installed / "lab_methods.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_this_name") as raised:
+        plugins()
+    assert raised.value.__notes__ == ["while importing lab_methods, an entry point of lab-methods"]
