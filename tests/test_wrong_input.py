@@ -375,11 +375,19 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
         assert tandem(*again).exit_code == 0
 
 
-def test_a_run_that_goes_on_tells_how_this_process_executes_it(run, small_corpus):
+def test_a_run_that_goes_on_tells_how_this_process_executes_it(run, small_corpus, monkeypatch):
     (run / "result.json").unlink()
     again = ("train", "decoder/tiny", "--run", run.name, "--runs", run.parent, *SMALL, *small_corpus)
-    told = tandem(*again, "training.compile=false").stdout
-    assert "going on at step" in told and "compile     no (asked for)\n" in told
+    told = {}
+    for name, flags in ("bfloat16", {"avx512_bf16"}), ("float32", set()):
+        monkeypatch.setattr("tandem.training.device.cpu_flags", lambda flags=flags: flags)
+        told[name] = tandem(*again, "training.compile=false", "batch.micro_batches=2").stdout
+        assert "going on at step" in told[name] and "compile     no (asked for)\n" in told[name]
+        assert f"precision   weights float32, compute {name} (the device" in told[name]
+        (run / "result.json").unlink()
+    entries = json.loads((run / "environment.json").read_text())[-2:]
+    assert [entry["precision"].split()[-1] for entry in entries] == list(told)
+    assert all(entry["device"] == "cpu" for entry in entries)
 
 
 @pytest.mark.parametrize("lost", ["plan.json", "plan.json metrics.jsonl"])

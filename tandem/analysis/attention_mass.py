@@ -4,7 +4,8 @@
 
 It also reports, for both stacks and every layer, signs of a collapsed stack: the deviation of a query's scores over
 what it reads (root of the mean variance), the entropy of its weights (nats), and the RMS of the residual stream after
-the block. Nearly one-hot attention has scores that deviate by ten or more and an entropy near zero.
+the block. Nearly one-hot attention has scores that deviate by ten or more and an entropy near zero. A plain decoder has
+these signs as well, to compare with.
 
 Cost: a forward pass, with all scores of a layer for one row at once. Text is read under the first scoring partition.
 Source: Block-Based Double Decoders, the authors' probe, whose "gate" is the own mass.
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from tandem.analysis.analysis import Analysis, Sums, chosen_documents, first_tokens
 from tandem.corpus import Batch
+from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.attention import Source, scores
 from tandem.recipe import Settings, UserError, register
@@ -28,7 +30,7 @@ from tandem.training.run import Run
 
 
 @torch.no_grad()
-def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
+def add_by_layer(sums: Sums, network: Decoder | DoubleDecoder, batch: Batch) -> None:
     """Adds every measure of a batch by (stack, layer, name): variances for the scores' deviation, squares for RMS."""
 
     def watch(stack: str, layer: int, q: Tensor, sources: list[Source]) -> None:
@@ -51,10 +53,9 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
     def add_squares(name: tuple[str, int, str], module: Any, given: Any, x: Tensor) -> None:
         sums.add(name, x.double().square())
 
-    stacks = {"context": network.context_stack, "generation": network.generation_stack}
     with contextlib.ExitStack() as hooks:
-        for stack, modules in stacks.items():
-            for layer, block in enumerate(modules.blocks):
+        for stack, blocks in network.stacks.items():
+            for layer, block in enumerate(blocks):
                 hook = functools.partial(add_squares, (stack, layer, "residual"))
                 hooks.enter_context(block.register_forward_hook(hook))
         network.watch = watch
@@ -66,7 +67,7 @@ def add_by_layer(sums: Sums, network: DoubleDecoder, batch: Batch) -> None:
 class AttentionMass(Analysis):
     """Share of attention on own tokens by layer, and signs that either stack has collapsed."""
 
-    asks = "partition"
+    asks = "stacks"
 
     class Config(Settings):
         documents: int = Field(64, ge=1)
@@ -77,8 +78,8 @@ class AttentionMass(Analysis):
     def measure(self, run: Run) -> dict[str, Any]:
         """Each measure of each stack, as a list with a value for each layer."""
         c, store, network = self.config, run.corpus.validation, run.network
-        assert isinstance(network, DoubleDecoder)
-        if network.config.mixing != "softmax":
+        assert isinstance(network, Decoder | DoubleDecoder)
+        if isinstance(network, DoubleDecoder) and network.config.mixing != "softmax":
             raise UserError(
                 "network.mixing = biased: its two sources share no softmax, so there is no share to measure"
             )
@@ -97,10 +98,13 @@ class AttentionMass(Analysis):
         return record
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        own = record["generation_own_mass"]
-        layers = range(1, len(own) + 1)
-        axes.bar(layers, [0 if share is None else share for share in own], color="C0")
-        axes.set_ylim(0, 1)
+        name, what = "generation_own_mass", "attention on own tokens"
+        if name not in record:
+            name, what = "decoder_entropy", "entropy of attention weights, nats"
+        else:
+            axes.set_ylim(0, 1)
+        layers = range(1, len(record[name]) + 1)
+        axes.bar(layers, [value or 0 for value in record[name]], color="C0")
         axes.set_xticks(list(layers))
-        axes.set_xlabel("block of the generation stack")
-        axes.set_ylabel("attention on own tokens")
+        axes.set_xlabel(f"block of the {name.partition('_')[0]}{' stack' * (name[0] == 'g')}")
+        axes.set_ylabel(what)

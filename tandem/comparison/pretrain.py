@@ -12,7 +12,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import torch
 from rich.progress import DownloadColumn, TaskProgressColumn
 
 from tandem.comparison.plots import plot_losses, sparkline
@@ -35,7 +34,7 @@ from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
-from tandem.training.run import Run, keyed
+from tandem.training.run import Run
 from tandem.training.speed import PATIENCE, seconds_to_measure
 
 
@@ -161,7 +160,6 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
 
     with Log(recipe.log, folder, run.progress.step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
-        torch.manual_seed(keyed(recipe.seed, "torch"))  # for networks that draw from PyTorch's own generators
         train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
         judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
@@ -199,7 +197,9 @@ def _announced(run: Run, folder: RunFolder) -> float:
     ranks.first(lambda: folder.truncate_metrics(step or None))
     begun = "from its weights of step 0" if checkpoint.standing(folder.checkpoints) else "new"
     say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {run.recipe.seed}", "run")
-    for title, text in (plan["page"] | chosen(run)).items():  # measured as planned, executed as this process does
+    how = chosen(run)
+    ranks.first(lambda: folder.executes(device=run.device.value.type, precision=how["precision"].partition(" (")[0]))
+    for title, text in (plan["page"] | how).items():  # measured as planned, executed as this process does
         say(text, title)
     return plan["seconds"]
 

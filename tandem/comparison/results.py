@@ -211,15 +211,8 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told["note"],
-        environment=[{**entry, **_planned(folder)} for entry in environment],
+        environment=environment,
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
         by_position={int(n): nats for n, nats in told["likelihood"].get("by_position", {}).items() if nats is not None},
     )
-
-
-def _planned(folder: RunFolder) -> dict[str, str]:
-    """Device and precision as the run's plan states them (training/plan.py), without the reasons."""
-    page = read_part(folder.plan).get("page", {}) if folder.plan.exists() else {}
-    words = {key: page[key].partition(" (")[0] for key in ("device", "precision") if key in page}
-    return {key: said.partition(":")[0] for key, said in words.items()}  # cuda:1 is cuda

@@ -6,8 +6,9 @@
     step         |    0    |    1    |    2    |                   a stream is of the step floor(c E / D), where c
                                                                    tokens of the epoch lie before it
 
-The tokens are those of the packed view, and a step reads the same text as a packed step, up to one stream. Since E does
-not depend on S, everything that changes during training (S, the weight of sentence ends, dropout) is a closed form of
+The tokens are those of the packed view, and in the first epoch a step reads the same text as a packed step, up to one
+stream and half a step: E is rounded, and every epoch adds as much, so compare by tokens, not by steps. Since E does not
+depend on S, everything that changes during training (S, the weight of sentence ends, dropout) is a closed form of
 the step. A document uses the S of the step in which it begins: it is cut once, so no sentence is lost where S grows.
 
 A step's streams are sorted by their number of sentences, longest first, and dealt in turn to micro-batches and

@@ -51,7 +51,7 @@ class Evaluation:
         every: int | None = Field(None, ge=1)
         """Steps between evaluations; null: as `points` says."""
         points: int | None = Field(None, ge=1)
-        """Evaluations in a run, evenly spaced, the end included; null: only at the end, unless `every` is given."""
+        """Most evaluations in a run, evenly spaced, its end one of them; null: only that, unless `every` is given."""
         split: Literal["all", "comparison", "tuning"] = "all"
         """Held-out documents to score: all, or one of two disjoint halves."""
         documents: int | None = Field(50, ge=1)

@@ -175,7 +175,9 @@ class TandemForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"input_ids: {n} tokens a row; this network has learned positions for {longest}")
         first, columns = mask.int().argmax(1, keepdim=True), torch.arange(T, device=tokens.device)
         moved = tokens.gather(1, (columns[:n] + first).clamp_max(T - 1))
-        hidden = self.network.read(Batch(moved, moved, torch.zeros_like(moved, device="cpu")))
+        # As in training under Tandem, a key draws what is random in it: dropout, the blocks of a double decoder
+        key = int(torch.randint(1 << 62, ())) if self.training and torch.is_grad_enabled() else None
+        hidden = self.network.read(Batch(moved, moved, torch.zeros_like(moved, device="cpu"), key=key))
         back = (columns - first).clamp(0, n - 1)[:, kept]
         hidden = hidden.gather(1, back[..., None].expand(-1, -1, hidden.shape[-1]))
         return self._probable(hidden @ self.network.head.T).masked_fill(~mask[:, kept, None], 0)

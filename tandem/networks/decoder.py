@@ -35,6 +35,9 @@ from tandem.nn.rope import Rotation
 from tandem.nn.spans import Span, causal
 from tandem.recipe import register
 
+Watch = Callable[[str, int, Tensor, list[Source]], object]
+"""Called with (stack, layer, q, sources) of all attention."""
+
 
 @register("network", "decoder")
 class Decoder(Network):
@@ -42,6 +45,8 @@ class Decoder(Network):
 
     whole = False
     """Compute also what no score needs; analyses set it."""
+    watch: Watch | None = None
+    """Analyses set it on an instance."""
     free = ("dropout",)
 
     class Config(BlockConfig):
@@ -92,6 +97,11 @@ class Decoder(Network):
     @property
     def blocks(self) -> nn.ModuleList:
         return self.stack
+
+    @property
+    def stacks(self) -> dict[str, nn.ModuleList]:
+        """By name, the blocks whose attention `watch` is told of; for analyses."""
+        return {SpanReader.stack: self.blocks}
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -175,13 +185,18 @@ class Decoder(Network):
 class SpanReader:
     """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
+    stack = "decoder"
+
     def __init__(self, network: Any, span: Span, x: Tensor):
         self.network, self.span, self.masks = network, span, Masks()
         self.rotation = network.rotation(0, x.shape[1], x)
         self.plan = plan_attention([span], [x.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, [Source(k, v, self.span)], plan=self.plan, dropout=self.masks.rate)
+        sources = [Source(k, v, self.span)]
+        if self.network.watch:
+            self.network.watch(self.stack, layer, q, sources)
+        return attend(q, sources, plan=self.plan, dropout=self.masks.rate)
 
 
 class DecoderSession(FixedSteps):

@@ -24,7 +24,7 @@ Source: Alexander et al., Block-Based Double Decoders (AdaptFM workshop, ICML 20
 Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, P partitions of a score.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from tandem.corpus import IGNORE, Batch
 from tandem.corpus.partition import PartitionConfig, scoring_blocks, training_blocks
 from tandem.networks.cost import Cost
-from tandem.networks.decoder import Decoder, SpanReader
+from tandem.networks.decoder import Decoder, SpanReader, Watch
 from tandem.networks.double_decoder_session import DoubleDecoderSession, Keep
 from tandem.networks.network import Network, padded
 from tandem.nn.attention import Plan, Source, attend, plan_attention, scores
@@ -50,8 +50,6 @@ from tandem.recipe import register
 
 TILE = 192
 """Most queries of a tile: 0.534 T^2 pairs where the cheapest tiles visit 0.565, in the same time (T 2,048, CPU)."""
-Watch = Callable[[str, int, Tensor, list[Source]], object]
-"""Called with (stack, layer, q, sources) of all attention."""
 
 
 @register("network", "double_decoder")
@@ -59,7 +57,7 @@ class DoubleDecoder(Network):
     """A stack that reads the context once and a shallower one that writes (Block-Based Double Decoders)."""
 
     watch: Watch | None = None
-    """Analyses set it on an instance."""
+    """As `Decoder.watch`."""
 
     divides = True
     free = ("context_loss", "partition", "score_partitions")
@@ -90,6 +88,11 @@ class DoubleDecoder(Network):
         """P: a text's score is the mean of its nats under this many partitions, fixed in advance."""
         positions: Pairing = "adjacent"
         """How rotary positions pair the channels."""
+
+        def derive(self) -> dict[str, Any]:
+            if not self.document_mask and self.partition.scope == "document":
+                raise ValueError("document_mask = false: reads a row as one document; take partition.scope: row")
+            return super().derive()
 
     def __init__(self, config: Config, vocabulary: int, context: int, generator: torch.Generator | None = None):
         super().__init__(config, vocabulary, context)
@@ -122,6 +125,11 @@ class DoubleDecoder(Network):
         }
 
     @classmethod
+    def check(cls, recipe: Any) -> Iterator[tuple[str, str]]:
+        if recipe.network.partition.align >= recipe.batch.context:
+            yield "network.partition.align", f"no block can begin at a multiple of it in rows of {recipe.batch.context}"
+
+    @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         single = config.partition.model_copy(update={"strategy": "single"})
         whole = {"partition": single, "sink": False, "context_loss": 0.0}
@@ -132,6 +140,11 @@ class DoubleDecoder(Network):
     @property
     def blocks(self) -> nn.ModuleList:
         return nn.ModuleList([*self.context_stack.blocks, *self.generation_stack.blocks])
+
+    @property
+    def stacks(self) -> dict[str, nn.ModuleList]:
+        """As `Decoder.stacks`."""
+        return {"context": self.context_stack.blocks, "generation": self.generation_stack.blocks}
 
     # ---- both stacks ------------------------------------------------------------------------------------------------
 
@@ -334,12 +347,7 @@ def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]
 class ContextReader(SpanReader):
     """Reads a whole batch at once in the context stack: a document up to and including the query itself."""
 
-    network: DoubleDecoder
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.network.watch:
-            self.network.watch("context", layer, q, [Source(k, v, self.span)])
-        return super().__call__(layer, q, k, v)
+    stack = "context"
 
 
 class BlockReader:

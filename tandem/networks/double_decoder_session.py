@@ -348,9 +348,10 @@ class DoubleDecoderSession:
         """Moves a stack, the table and the head to the device `swap`, and the other stack to the host."""
         if self.swap is None:
             return
-        for other in (self.network.context_stack, self.network.generation_stack):
-            if other is not stack:
-                other.to("cpu")
-        for part in (stack, self.network.table, self.network.output):
-            if part is not None:
-                part.to(self.swap)
+        with torch.inference_mode(False):  # weights made in it could not be trained again
+            for other in (self.network.context_stack, self.network.generation_stack):
+                if other is not stack:
+                    other.to("cpu")
+            for part in (stack, self.network.table, self.network.output):
+                if part is not None:
+                    part.to(self.swap)

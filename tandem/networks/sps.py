@@ -57,6 +57,8 @@ Streams = Tensor | tuple[Tensor, ...]
 class SPS(Decoder):
     """State-Prediction Separation: a stream that remembers and a stream that predicts, through the same blocks."""
 
+    stacks = None  # pyright: ignore - its reader, which has two streams, tells no `watch`
+
     class Config(Decoder.Config):
         persistent: Stream = "inputs"
         """The stream whose keys stay readable to the end of the document."""

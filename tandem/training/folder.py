@@ -39,7 +39,7 @@ from tandem.training.checkpoint import latest, read_progress, write_durably
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
-MAY_DIFFER += ("evaluation.rows",)
+MAY_DIFFER += ("evaluation.rows", "batch.micro_batches")
 """Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns. Not
 training.device, on which the automatic precision depends."""
 PLACES = ("corpus.texts", "corpus.validation", "corpus.tokenizer", "corpus.folder", "evaluation.texts", "start.run")
@@ -125,6 +125,11 @@ class RunFolder:
             folder.close()
             raise
         return folder
+
+    def executes(self, **how: str) -> None:
+        """Adds to the entry of the environment that this process has written, the last."""
+        *before, mine = read_part(self.environment, list)
+        replace_file(self.environment, json.dumps([*before, mine | how], indent=1).encode())
 
     @property
     def left(self) -> list[str]:

@@ -16,6 +16,7 @@ from tandem.corpus import IGNORE
 from tandem.corpus.given import GivenTexts
 from tandem.corpus.partition import PartitionConfig
 from tandem.evaluation.likelihood import likelihood
+from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.rope import rotate
 from tandem.testing.cases import VOCABULARY, Case, document, pack
@@ -77,6 +78,18 @@ def test_all_measures_are_sums_over_the_weights(settings):
         assert found[place] == (pytest.approx(total, abs=1e-9), count)
     shares = [total / count for total, count in (expected["generation", layer]["own_mass"] for layer in range(3))]
     assert len({round(share, 6) for share in shares}) == 3
+
+
+@torch.no_grad()
+def test_a_plain_decoder_has_the_measures_of_a_generation_stack_without_context():
+    network, batch = build(partition=PartitionConfig(strategy="single")), pack([[document(30, 1)]])
+    _, plain, own = DoubleDecoder.degenerate(network.config)
+    decoder = Case("", Decoder, plain).build(seed=1)
+    decoder.load_state_dict({other: x for name, x in network.state_dict().items() if (other := own(name))})
+    found, expected = sums_of(decoder, batch), sums_of(network, batch)
+    assert {stack for stack, _, _ in found} == {"decoder"} and len(found) == 9
+    for (_, layer, name), (total, count) in found.items():
+        assert expected["generation", layer, name] == (pytest.approx(total, rel=1e-12), count)
 
 
 @torch.no_grad()
@@ -145,3 +158,18 @@ def test_both_analyses_of_a_run_and_the_bounds_beside_its_score(tmp_path, small_
     assert nats["training"] == pytest.approx(told.nll, rel=1e-6)
     words = f" (bounds: every_token {nats['every_token']:.3f}, single {nats['single']:.3f}), "
     assert words in tandem("evaluate", tmp_path / "dd", "--documents", 4).stdout.replace("\n", " ")
+
+
+def test_a_run_of_a_plain_decoder_has_attention_to_compare_with(tmp_path, small_corpus):
+    small = ["budget=2 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
+    for name in ("decoder", "sps"):
+        run = ["train", f"{name}/tiny", "--run", name, "--runs", str(tmp_path), *small, *small_corpus]
+        assert tandem(*run).exit_code == 0
+    done = tandem("analyse", "attention_mass", tmp_path / "decoder", "documents=4")
+    assert done.exit_code == 0, done.output
+    mass = json.loads((tmp_path / "decoder/analysis/attention_mass.json").read_text())
+    for name in ("decoder_score_deviation", "decoder_entropy", "decoder_residual_rms"):
+        assert all(value > 0 for value in mass[name])
+    assert (tmp_path / "decoder/analysis/attention_mass.png").stat().st_size > 1000
+    refused = tandem("analyse", "attention_mass", tmp_path / "sps", "documents=4")
+    assert refused.exit_code == 2 and "networks with it: decoder" in refused.output.replace("\n", " ")

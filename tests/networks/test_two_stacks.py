@@ -58,7 +58,8 @@ def blocks_at(boundaries, length):
 
 @pytest.mark.parametrize("document_mask", [True, False])
 def test_a_picture_shows_what_training_reads(document_mask):
-    network = build(document_mask=document_mask, context_layers=1, generation_layers=1)
+    by_row = PartitionConfig(scope="row")
+    network = build(document_mask=document_mask, partition=by_row, context_layers=1, generation_layers=1)
     text, starts = torch.tensor([document(12, 1)]), [0] * 7 + [7] * 5
     context, own, latents = (readable(span, n)[0] for _, span, n in DoubleDecoder.drawing(network.config, starts))
     x = network.embed(text).detach().requires_grad_()
@@ -105,7 +106,8 @@ def test_every_token_reads_itself_and_latents():
 
 def test_documents_are_ignored_in_training_only_where_that_is_asked_for():
     batch = replace(pack(texts()), key=1)
-    network, masked = build(document_mask=False), build()
+    by_row = PartitionConfig(scope="row")
+    network, masked = build(document_mask=False, partition=by_row), build(partition=by_row)
     x = network.embed(batch.tokens).detach().requires_grad_()
     i = int(batch.starts[0].max())
     for net, reads in ((network, True), (masked, False)):
@@ -379,6 +381,13 @@ def test_table_and_head_are_where_stacks_take_turns(tied):
     devices = {name.split(".")[0]: value.device.type for name, value in network.named_parameters()}
     there = {name: "meta" for name in ("table", "generation_stack", *(() if tied else ("output",)))}
     assert devices == there | {"context_stack": "cpu"}
+
+
+def test_stacks_that_took_turns_can_be_trained():
+    network = build()
+    with torch.inference_mode():
+        network.session(1, swap="meta")._work(network.generation_stack)
+    assert not any(parameter.is_inference() for parameter in network.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no second device")
