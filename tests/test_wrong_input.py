@@ -57,16 +57,10 @@ def refused(done, *words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["network.dept=3"], ["network.dept", "did you mean network.depth?"]),
         (["network.width=65"], ["width 65 is not a multiple of heads 2"]),
         (["network.key_heads=3"], ["key_heads 3 does not divide heads 2"]),
         (["network.mlp=swish"], ["network.mlp", "swiglu, gelu, gelu_tanh"]),
-        (["network.name=transformer"], ["network.name", "decoder"]),
-        (["objective.name=next_tokn"], ["did you mean next_token?"]),
-        (["budget=5 Gt"], ["unknown unit", "5e9 tokens"]),
         (["budget=1 tokens"], ["one step alone takes"]),
-        (["optimiser.lr=fast"], ["optimiser.lr", "a number"]),
-        (["optimiser.lr=-1"], ["optimiser.lr", "> 0"]),
         (["optimiser.betas=[0.9, 1.5]"], ["optimiser.betas.1 = 1.5", "< 1"]),
         (["batch.rows=3", "batch.micro_batches=2"], ["batch.micro_batches", "must divide batch.rows (3)"]),
         (["training.device=cuda:9"], ["training.device", "auto, cpu, cuda"]),
@@ -74,9 +68,7 @@ def refused(done, *words):
         (["corpus.texts=[table.xlsx]"], [".xlsx", ".jsonl"]),
         (["corpus.tokenizer=nowhere.json"], ["nowhere.json"]),
         (["corpus.vocabulary=12"], ["corpus.vocabulary", ">= 257"]),
-        (["schedule.name=cosine", "schedule.decay=0.2"], ["schedule.decay", "cosine takes"]),
         (["network.positions=learned", "sampling.tokens=40"], ["sampling.tokens = 40", "positions for 32"]),
-        (["seed=x", "log.every=0"], ["seed", "log.every"]),
     ],
 )
 def test_a_wrong_recipe(tmp_path, monkeypatch, small_corpus, overrides, words):
@@ -106,21 +98,6 @@ def test_a_log_whose_package_is_not_installed(tmp_path, monkeypatch, small_corpu
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"text": "fine"}\n{"text": \n', ["bad.jsonl:2"]),
-        ('{"words": "no text here"}\n', ["bad.jsonl:1", "text"]),
-        ("", []),
-    ],
-)
-def test_bad_texts(tmp_path, content, words):
-    (tmp_path / "bad.jsonl").write_text(content)
-    given = [f"corpus.texts=[{tmp_path / 'bad.jsonl'}]", f"corpus.folder={tmp_path / 'corpora'}"]
-    refused(tandem("prepare", "decoder/tiny", *given), *words)
-    assert not list((tmp_path / "corpora").glob("*/train"))
-
-
 def test_no_held_out_document_for_one_half(tmp_path):
     (tmp_path / "one.txt").write_text("The only held-out text.")
     (tmp_path / "more.txt").write_text("Some text to train on. " * 50)
@@ -129,34 +106,6 @@ def test_no_held_out_document_for_one_half(tmp_path):
     done = tandem("train", "decoder/tiny", "--runs", tmp_path / "runs", *SMALL, *given)
     refused(done, "1 document, of which one half is for tuning (evaluation.split): none is left to score")
     assert not (tmp_path / "runs").exists()
-
-
-def damage_tokens(store: Path):
-    data = (store / "tokens.bin").read_bytes()
-    (store / "tokens.bin").write_bytes(data[: len(data) // 2])
-
-
-def damage_manifest(store: Path):
-    (store / "manifest.json").write_text('{"format": 1, "docum')
-
-
-def swap_tokenizer(store: Path):
-    tokenizer = json.loads((store / "tokenizer.json").read_text())
-    tokenizer["version"] = "2"
-    (store / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
-def remove_offsets(store: Path):
-    (store / "offsets.bin").unlink()
-
-
-@pytest.mark.parametrize("damage", [damage_tokens, damage_manifest, swap_tokenizer, remove_offsets])
-def test_a_damaged_store(tmp_path, texts, damage):
-    given = [f"corpus.texts=[{texts}]", "corpus.vocabulary=300", f"corpus.folder={tmp_path}"]
-    assert tandem("prepare", "decoder/tiny", *given).exit_code == 0
-    (store,) = tmp_path.glob("*/train")
-    damage(store)
-    refused(tandem("prepare", "decoder/tiny", *given), str(store), "delete", "prepare")
 
 
 def test_a_changed_byte_of_a_store(tmp_path, texts):

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 from rich.progress import TaskProgressColumn
-from rich.table import Column, Table
 
 from tandem.comparison.texts import Exported, prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
 from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts, file_of
 from tandem.recipe import require
-from tandem.training.display import TERMINAL, progress_bar, say
+from tandem.recipe.catalogue import columns
+from tandem.training.display import progress_bar, say
 from tandem.training.folder import environment, made, replace_file
 from tandem.training.run import Run
 
@@ -45,14 +45,7 @@ def judge_tasks(
         require("lm_eval", "harness")
     made(folder, "tasks")  # before anything is measured
     step = run.progress.step if isinstance(run, Run) else None
-    table = Table(
-        Column("task", overflow="fold"),
-        "metric",
-        "value",
-        "standard error",
-        "items",
-        title="" if step is None else f"step {step:,} {run.note}",
-    )
+    table = [("task", "metric", "value", "standard error", "items")]
     shared = {"step": step, "note": run.note, "limit": limit, "environment": environment()}
     try:
         for file in files:
@@ -64,11 +57,11 @@ def judge_tasks(
                 _keep(folder / file_of(record["task"]), shared | record, items)
                 for metric, reached in record["metrics"].items():
                     error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
-                    table.add_row(record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}")
+                    table.append((record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}"))
     finally:  # also of those before one that fails, or is interrupted
-        if table.rows:
-            TERMINAL.print(table)
-            say(f"kept in {folder}")
+        if len(table) > 1:
+            title = "" if step is None else f"step {step:,} {run.note}\n"
+            say(f"{title}{columns(table, right=True)}\nkept in {folder}")
 
 
 def _task_records(

@@ -219,10 +219,7 @@ class Tokenizer:
         """From GPT-2's `encoder.json` and `vocab.bpe`."""
         folder = Path(folder)
         with _reading(folder):
-            vocabulary = json.loads((folder / "encoder.json").read_text("utf-8"))
-            lines = (folder / "vocab.bpe").read_text("utf-8").splitlines()
-            merges = [(left, right) for left, right in (line.split() for line in lines[1:] if line)]
-            model = models.BPE(vocab=vocabulary, merges=merges)
+            model = models.BPE.from_file(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
         return cls(_byte_level(model))
 
     @classmethod

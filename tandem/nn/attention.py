@@ -61,31 +61,25 @@ class Source:
 # ---- the definition -------------------------------------------------------------------------------------------------
 
 
-def attend_dense(
-    q: Tensor | tuple[Tensor, ...],
-    sources: Sequence[Source],
-    *,
-    scale: float | None = None,
-    return_lse: bool = False,
-) -> Any:
+def attend_dense(q: Tensor | tuple[Tensor, ...], sources: Sequence[Source], *, return_lse: bool = False) -> Any:
     """The reference definition of `attend`, not optimised: same arguments and result, float64 kept throughout."""
     if isinstance(q, tuple):
         of_group = [[Source(s.k, s.v, _groups(s.span)[g]) for s in sources] for g in range(len(q))]
-        results = [attend_dense(q[g], of_group[g], scale=scale, return_lse=return_lse) for g in range(len(q))]
+        results = [attend_dense(q[g], of_group[g], return_lse=return_lse) for g in range(len(q))]
         return tuple(zip(*results, strict=True)) if return_lse else tuple(results)
-    score_BHTN, v_BHND = scores(q, sources, scale)
+    score_BHTN, v_BHND = scores(q, sources)
     y_BHTD = score_BHTN.softmax(-1).nan_to_num(0.0) @ v_BHND  # an empty row is 0/0: defined as zero
     return (y_BHTD.to(q.dtype), score_BHTN.detach().logsumexp(-1)) if return_lse else y_BHTD.to(q.dtype)
 
 
-def scores(q: Tensor, sources: Sequence[Source], scale: float | None = None) -> tuple[Tensor, Tensor]:
+def scores(q: Tensor, sources: Sequence[Source]) -> tuple[Tensor, Tensor]:
     """(scores (B, H, T, N) of all keys, source by source, -inf where one is not read; values (B, H, N, D))."""
     B, H, _, D = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     k_BHND = torch.cat([s.k.repeat_interleave(H // s.k.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     v_BHND = torch.cat([s.v.repeat_interleave(H // s.v.shape[1], dim=1) for s in sources], dim=2).to(dtype)
     may_BTN = torch.cat([readable(_groups(s.span)[0], s.k.shape[2]).expand(B, -1, -1) for s in sources], dim=2)
-    score_BHTN = q.to(dtype) @ k_BHND.mT * (D**-0.5 if scale is None else scale)
+    score_BHTN = q.to(dtype) @ k_BHND.mT * D**-0.5
     return score_BHTN.masked_fill(~may_BTN[:, None].to(q.device), -torch.inf), v_BHND
 
 
@@ -238,7 +232,6 @@ def attend(
     *,
     plan: Plan | None = None,
     backend: Backend = "auto",
-    scale: float | None = None,
     return_lse: bool = False,
     dropout: float = 0.0,
 ) -> Any:
@@ -252,7 +245,6 @@ def attend(
         sources: keys, values and spans; with groups, every source has a span per group.
         plan: made by `plan_attention` from these same span objects; None: made here, for this call alone.
         backend: see `plan_attention`; with a plan, the plan's.
-        scale: replaces 1/sqrt(D); above 0.
         return_lse: also return the log-sum-exp of the scores, without gradient; -inf where nothing is read.
         dropout: rate at which weights are set to 0, the others scaled up; tiled only.
     Returns: y like q, and with `return_lse` (y, lse), lse (B, H, T) per group. A query that may read nothing gets
@@ -261,8 +253,6 @@ def attend(
     Source: eq. 5 of State-Prediction Separation (arXiv 2607.01218) is the case of two sources; docs/attention.md.
     """
     queries = q if isinstance(q, tuple) else (q,)
-    if scale is not None and not scale > 0:
-        raise ValueError(f"scale {scale}: above 0, as backends mask scores before they scale them")
     if plan is None:
         spans, keys = [s.span for s in sources], [s.k.shape[2] for s in sources]
         plan = plan_attention(spans, keys, device=queries[0].device, backend=backend)
@@ -273,13 +263,13 @@ def attend(
     for found in _listening:
         found[chosen] = reason
     if chosen == "dense":
-        return attend_dense(q, sources, scale=scale, return_lse=return_lse)
+        return attend_dense(q, sources, return_lse=return_lse)
     keys, values = [s.k for s in sources], [s.v for s in sources]
     if chosen == "tiled":
-        ys, lses = plan.tiles.run(queries, keys, values, scale, return_lse, dropout)
+        ys, lses = plan.tiles.run(queries, keys, values, return_lse, dropout)
     else:
         calls: Any = plan.blocks if chosen == "flex" else plan.fused
-        ys, lses = calls.run(queries, keys, values, scale, return_lse)
+        ys, lses = calls.run(queries, keys, values, return_lse)
     if not isinstance(q, tuple):
         return (ys[0], lses[0]) if return_lse else ys[0]
     return (ys, lses) if return_lse else ys
@@ -303,7 +293,7 @@ def attend_rows(q: Tensor, k: Tensor | Sequence[Tensor], v: Tensor | Sequence[Te
     for found in _listening:
         found[chosen] = reason
     keys, values = ([x] if isinstance(x, Tensor) else x for x in (k, v))
-    return plan.fused.run((q,), keys, values, None, False)[0][0]
+    return plan.fused.run((q,), keys, values)[0][0]
 
 
 def _apart(

@@ -91,8 +91,7 @@ class Fused:
         queries: Sequence[Tensor],
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
-        scale: float | None,
-        return_lse: bool,
+        return_lse: bool = False,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every tensor of queries and, on request, every group's log-sum-exp.
 
@@ -101,7 +100,7 @@ class Fused:
         refuse(queries[0])
         tensors = list(queries), list(keys), list(values)
         has_backward = torch.is_grad_enabled() and any(x.requires_grad for xs in tensors for x in xs)
-        scale = queries[0].shape[3] ** -0.5 if scale is None else scale
+        scale = queries[0].shape[3] ** -0.5
         if not has_backward and _rows_of_key_head(queries[0], keys[0], self.lo.shape[2]) <= FEW:
             ys, lse = decode(*tensors, self.bounds, scale)
         else:

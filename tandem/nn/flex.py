@@ -50,7 +50,6 @@ class Blocks:
         queries: Sequence[Tensor],
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
-        scale: float | None,
         return_lse: bool,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The output of every group of queries and, on request, its log-sum-exp."""
@@ -62,7 +61,6 @@ class Blocks:
                 k,
                 v,
                 block_mask=self.mask,
-                scale=scale,
                 enable_gqa=q.shape[1] != k.shape[1],
                 return_aux=AuxRequest(lse=return_lse),
                 kernel_options=MAIN_KERNEL,

@@ -102,7 +102,6 @@ class Tiling:
         queries: Sequence[Tensor],
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
-        scale: float | None,
         return_lse: bool,
         dropout: float = 0.0,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -112,7 +111,7 @@ class Tiling:
         G, S, rows = len(queries), len(keys), [strip.rows for strip in self.strips]
         shares = zip(*(_split(x, rows, 0) for x in (*queries, *keys, *values)), strict=True)
         results = [
-            _run_strip(strip, share[:G], share[G : G + S], share[G + S :], scale, return_lse, dropout)
+            _run_strip(strip, share[:G], share[G : G + S], share[G + S :], return_lse, dropout)
             for strip, share in zip(self.strips, shares, strict=True)
         ]
         # Stored as (B, T, H, D), as SDPA returns it, so that flattening the heads, the next step, copies nothing.
@@ -122,38 +121,33 @@ class Tiling:
         return tuple(outputs[:G]), tuple(outputs[G:])
 
 
-def _run_strip(strip: Strip, queries, keys, values, scale, return_lse, dropout) -> list[Tensor]:
+def _run_strip(strip: Strip, queries, keys, values, return_lse, dropout) -> list[Tensor]:
     """Outputs of all groups, then log-sum-exps, each (B, T, H, ..)."""
     k_pieces, v_pieces = ([_split(x, strip.pieces[s], 2) for s, x in enumerate(xs)] for xs in (keys, values))
     lengths = [tile.queries for tile in strip.tiles]
     results = []
     for tile, *q in zip(strip.tiles, *(_split(q, lengths, 2) for q in queries), strict=True):
         k, v = ([x for s, a, b in tile.slices for x in pieces[s][a:b]] for pieces in (k_pieces, v_pieces))
-        asked = (scale, return_lse, dropout)
-        outputs = _call(tile, _cat(q, 2), k, v, *asked) if k else _nothing(_cat(q, 2))
+        outputs = _call(tile, _cat(q, 2), k, v, return_lse, dropout) if k else _nothing(_cat(q, 2))
         groups = [tile.queries] * len(q)
         results.append([x for y in outputs[: 1 + return_lse] for x in _split(y.transpose(1, 2), groups, 1)])
     return [_cat(parts, 1) for parts in zip(*results, strict=True)]
 
 
-def _call(
-    tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale, return_lse, dropout
-) -> list[Tensor]:
+def _call(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], return_lse, dropout) -> list[Tensor]:
     few = q.shape[2] <= PLAIN and not tile.is_causal and q.device.type == "cpu" and q.dtype.itemsize >= 4
     if few and not (torch.is_grad_enabled() or return_lse or dropout):
-        return [_products(tile, q, ks, vs, scale)]
+        return [_products(tile, q, ks, vs)]
     k, v, mask = _cat(ks, 2), _cat(vs, 2), tile.mask_in(q.dtype)
     if return_lse:
         outputs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, is_causal=tile.is_causal, attn_mask=mask, scale=scale
+            q, k, v, is_causal=tile.is_causal, attn_mask=mask
         )
     elif _has_own_backward(q, k, v, dropout):
-        outputs = [_OwnBackward.apply(q, k, v, mask, tile.mask, tile.is_causal, scale)]
+        outputs = [_OwnBackward.apply(q, k, v, mask, tile.mask, tile.is_causal)]
     else:
         grouped = q.shape[1] != k.shape[1]
-        outputs = [
-            F.scaled_dot_product_attention(q, k, v, mask, dropout, tile.is_causal, scale=scale, enable_gqa=grouped)
-        ]
+        outputs = [F.scaled_dot_product_attention(q, k, v, mask, dropout, tile.is_causal, enable_gqa=grouped)]
     if tile.empty is None:
         return outputs
     y, *lse = outputs
@@ -170,27 +164,27 @@ class _OwnBackward(torch.autograd.Function):
     """SDPA in bfloat16 on the CPU with another backward than its own: in float32 or, where it is large, by products."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, float_mask, is_causal, scale):
+    def forward(ctx, q, k, v, mask, float_mask, is_causal):
         y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, is_causal=is_causal, attn_mask=mask, scale=scale
+            q, k, v, is_causal=is_causal, attn_mask=mask
         )
         ctx.save_for_backward(q, k, v, y, lse, mask, float_mask)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.is_causal = is_causal
         return y
 
     @staticmethod
     def backward(ctx, dy):
         q, k, v, y, lse, mask, float_mask = ctx.saved_tensors
         if q.shape[2] * k.shape[2] >= FEW_PAIRS and (mask is None or len(mask) == 1):
-            gradients = _gradients(dy, q, k, v, y, lse, mask, ctx.is_causal, ctx.scale)
+            gradients = _gradients(dy, q, k, v, y, lse, mask, ctx.is_causal)
         else:
             gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(x.float() for x in (dy, q, k, v, y)), lse, 0.0, ctx.is_causal, attn_mask=float_mask, scale=ctx.scale
+                *(x.float() for x in (dy, q, k, v, y)), lse, 0.0, ctx.is_causal, attn_mask=float_mask
             )
-        return *(x.to(dy.dtype) for x in gradients), None, None, None, None
+        return *(x.to(dy.dtype) for x in gradients), None, None, None
 
 
-def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
+def _gradients(dy, q, k, v, y, lse, mask, is_causal) -> list[Tensor]:
     """The gradients of a call by plain products, for as many heads at once as stay in a cache; mask (1, 1, T, N).
 
     A triangle is cut into blocks of keys, each with the queries from its first key on; another call is one block.
@@ -199,7 +193,7 @@ def _gradients(dy, q, k, v, y, lse, mask, is_causal, scale) -> list[Tensor]:
     their mean by these weights, which leaves what the softmax passes on.
     """
     (T, D), N = q.shape[2:], k.shape[2]
-    scale = D**-0.5 if scale is None else scale
+    scale = D**-0.5
     means = torch.linalg.vecdot(dy.float(), y.float())
     wide = [_less(q, lse / scale), F.pad(k, (0, 2), value=-1.0), F.pad(v, (0, 2), value=-1.0), _less(dy, means)]
     if is_causal:
@@ -233,11 +227,11 @@ def _less(x: Tensor, number: Tensor) -> Tensor:
     return torch.cat([x, torch.stack([high, (number - high).to(x.dtype)], 3)], 3)
 
 
-def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor], scale) -> Tensor:
+def _products(tile: Tile, q: Tensor, ks: Sequence[Tensor], vs: Sequence[Tensor]) -> Tensor:
     """Scores, softmax, values, step by step: pieces of keys are read in place, in a cache, and not copied."""
     B, H, T, D = q.shape
     ks, vs = ([x.flatten(0, 1) for x in xs] for xs in (ks, vs))
-    q = (q * (D**-0.5 if scale is None else scale)).reshape(len(ks[0]), -1, D)  # heads that share keys are rows
+    q = (q * D**-0.5).reshape(len(ks[0]), -1, D)  # heads that share keys are rows
     scores = _cat([torch.bmm(q, k.mT) for k in ks], 2)
     mask = tile.mask_in(q.dtype)
     if mask is not None:

@@ -52,7 +52,6 @@ class TensorBoard:
     """Every number of every record as a scalar, `kind/key`; earlier entries for steps after `step` are hidden."""
 
     def __init__(self, folder: Path, step: int):
-        require("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder), purge_step=step + 1)

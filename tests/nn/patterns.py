@@ -97,14 +97,15 @@ def draw(spans, keys, T, dtype=torch.float64, rows=B):
 
 
 def everything(function, q, sources, leaves, **options):
-    """Outputs, log-sum-exps, and the gradients of a random projection of the outputs, flattened into one list."""
-    y, lse = function(q, sources, return_lse=True, **options)
-    ys, lses = (y, lse) if isinstance(q, tuple) else ((y,), (lse,))
+    """Outputs, alone and beside log-sum-exps, these, and the gradients of a random projection of the outputs, flattened
+    into one list."""
+    y, (beside, lse) = function(q, sources, **options), function(q, sources, return_lse=True, **options)
+    ys, besides, lses = (y, beside, lse) if isinstance(q, tuple) else ((y,), (beside,), (lse,))
     assert not any(x.requires_grad for x in lses)
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in ys]
     loss = sum((x * w).sum() for x, w in zip(ys, weights, strict=True))
-    return [*ys, *lses, *torch.autograd.grad(loss, leaves)]
+    return [*ys, *besides, *lses, *torch.autograd.grad(loss, leaves)]
 
 
 def flattened(result):

@@ -1,6 +1,5 @@
 """`attend` on the CPU against the definition: values and gradients, for all patterns, at lengths off the tile."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -273,21 +272,6 @@ def test_a_new_plan_compiles_nothing_again():
         expected = attend_dense(q, [Source(q, q, span)]).transpose(1, 2).flatten(2) @ weight
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-3)
     assert frames[0] > 0 and len(set(frames)) == 1
-
-
-def test_scale_replaces_the_root_of_the_width():
-    span = causal(starts_of(63, 0.1, 1))
-    q, sources, leaves = draw([span], [63], 63)
-    case = (q, sources, leaves)
-    assert_close(everything(attend, *case, scale=0.7), everything(attend_dense, *case, scale=0.7), 1e-12)
-    assert not torch.allclose(attend(q, sources, scale=0.7), attend(q, sources))
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.5, math.nan])
-def test_a_scale_that_turns_the_order_of_scores_is_refused(scale):
-    x = torch.randn(1, 1, 5, 4)
-    with pytest.raises(ValueError, match=f"scale {scale}: above 0"):
-        attend(x, [Source(x, x, causal(torch.zeros(1, 5, dtype=torch.long)))], scale=scale)
 
 
 def test_the_page_runs():

@@ -355,9 +355,3 @@ def test_tensorboard_shows_every_number_and_hides_what_came_after_the_checkpoint
     assert [(e.step, e.value) for e in events.Scalars("step/norm")] == [(1, 0.25), (2, 0.5), (3, 9.0)]
     assert [e.value for e in events.Scalars("step/terms/nll")] == [pytest.approx(3.412)] * 3
     assert [e.value for e in events.Scalars("likelihood/nats_per_token")] == [3.25]
-
-
-def test_without_tensorboard_the_line_that_installs_it_is_told(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # what Python keeps of a module that cannot be found
-    with pytest.raises(UserError, match=r"pip install .*\[tensorboard\]"):
-        make_log(tmp_path / "mine", tensorboard=True)

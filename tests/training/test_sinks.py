@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from test_observers import STEP, make_log
 
-from tandem.recipe import UserError
 from tandem.training.folder import RunFolder
 
 
@@ -104,9 +103,3 @@ def test_offline_it_leaves_its_files_in_the_folder(tmp_path, monkeypatch, capfd)
     assert json.loads((tmp_path / "mine" / "wandb.json").read_text()) == {"step": 2, "sample": 2}
     out, err = capfd.readouterr()
     assert "wandb" not in out and "Weights" not in err
-
-
-def test_without_wandb_the_line_that_installs_it_is_told(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # what Python keeps of a module that cannot be found
-    with pytest.raises(UserError, match=r"pip install .*\[wandb\]"):
-        make_log(tmp_path / "mine", wandb="towers")
