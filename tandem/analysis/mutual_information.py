@@ -8,7 +8,7 @@ shuffled pairs, the floor below which nothing can be seen. Rare ids form one cla
 
     C + a d^k is fitted;  slot i of a bag weighs i^k     objective.weights: fitted has k = -1.25, as found in DCLM
 
-C is left over from the finite sample, and is not interpreted. The interval of k is Student's, from the fits without
+C holds what a finite sample leaves, and more; it is not interpreted. The interval of k is Student's, from the fits without
 each of a few groups of documents in turn (a jackknife). In a bootstrap, documents that are drawn twice would add pairs,
 but no new cells, so that the correction falls short, and every resample lies to one side of the estimate.
 

@@ -289,3 +289,19 @@ def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus,
     assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
         (arm, budget) for arm in ("deep", "wide") for budget in ("2 steps", "192 tokens")
     }
+
+
+def test_the_published_grid_has_three_families_at_five_sizes_and_five_lengths(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_DATA", str(tmp_path))
+    grid = load_grid("double_decoder_scaling")
+    assert len(grid.cells) == 25
+    for name, study in grid.cells.items():
+        recipes = {job.arm: study.recipe(job) for job in study.runs(dict.fromkeys(study.layers)) if job.seed == 1}
+        assert list(recipes) == ["decoder", "double_decoder", "encoder_decoder"]
+        assert len({(r.network.width, r.network.heads, r.batch.rows, r.budget.amount) for r in recipes.values()}) == 1
+        asked = {arm: (r.objective.after, r.objective.since, r.evaluation.prefix) for arm, r in recipes.items()}
+        after = {"decoder": "next_token", "double_decoder": "next_token", "encoder_decoder": "span_corruption"}
+        assert asked == {arm: (first, 0.9, True) for arm, first in after.items()}, name
+    widths = {name.partition("-")[0]: study.recipe(job).network.width for name, study in grid.cells.items()
+              for job in study.runs(dict.fromkeys(study.layers))}  # fmt: skip
+    assert widths == {"6m": 192, "12m": 256, "25m": 448, "50m": 576, "100m": 832}
