@@ -155,13 +155,17 @@ def _preferring(backend: str, step: Callable[[], Any]) -> None:
         step()
 
 
-def decode(record: Callable[[dict], None], options: Any) -> None:
-    vocabulary = 62 if options.tiny else 50_302
+def arms_of_decode() -> list[tuple[str, str, Settings]]:
+    """What is decoded, by name: a network, at a shape."""
     wide = {"depth": 1, "width": 2048, "heads": 16}, {"depth": 6, "width": 1088, "heads": 17}
     arms: list[tuple[str, str, Settings]] = [(name, name, M) for name in LONG]
     arms += [("context_ready, 1 wide block", "context_ready", wide[0]), ("decoder, 6 blocks", "decoder", wide[1])]
-    arms += [(name, name, M) for name in registered("network") if name not in LONG]
-    for what, name, shape in arms:
+    return arms + [(name, name, M) for name in registered("network") if name not in LONG]
+
+
+def decode(record: Callable[[dict], None], options: Any) -> None:
+    vocabulary = 62 if options.tiny else 50_302
+    for what, name, shape in arms_of_decode():
         if options.networks and what not in options.networks:
             continue
         network = None
@@ -302,6 +306,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=10, help="0: compile everything, time nothing")
     arguments.add_argument("--tiny", action="store_true")
     options = arguments.parse_args()
+    known = [what for what, _, _ in arms_of_decode()]
+    if unknown := set(options.networks or ()) - set(known):
+        arguments.error(f"--networks {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     compile_each_shape()
     if CUDA:
         torch.set_num_threads(1)  # as a run does

@@ -90,6 +90,12 @@ def test_sentences_are_read_as_sentences(benchmarks, monkeypatch):
     assert [found["cache bytes"] for found in decoded] == [session.bytes, 16 * session.bytes]
 
 
+def test_a_network_that_is_not_there_is_no_part_of_a_benchmark(tmp_path):
+    asked = ["decode", "--networks", "sps", "2x Memory", "--tiny", "--out", str(tmp_path / "x.jsonl")]
+    done = subprocess.run([sys.executable, FOLDER / "gpu_networks.py", *asked], capture_output=True, text=True)
+    assert done.returncode == 2 and "--networks 2x Memory: there are decoder, " in done.stderr
+
+
 def test_missing_wheels_are_named(tmp_path):
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import gpu\n"

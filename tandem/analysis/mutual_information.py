@@ -8,9 +8,9 @@ shuffled pairs, the floor below which nothing can be seen. Rare ids form one cla
 
     C + a d^k is fitted;  slot i of a bag weighs i^k     objective.weights: fitted has k = -1.25, as found in DCLM
 
-C holds what a finite sample leaves, and more; it is not interpreted. The interval of k is Student's, from the fits without
-each of a few groups of documents in turn (a jackknife). In a bootstrap, documents that are drawn twice would add pairs,
-but no new cells, so that the correction falls short, and every resample lies to one side of the estimate.
+C holds what a finite sample leaves, and more; it is not interpreted. The interval of k is Student's, from the fits
+without each of a few groups of documents in turn (a jackknife). In a bootstrap, documents that are drawn twice would
+add pairs, but no new cells, so that the correction falls short, and every resample lies to one side of the estimate.
 
 Cost: one pass over the pairs of each distance for the estimate, one for the floor, and one for each group left out.
 Source: Token Superposition Training (arXiv 2605.06546), where DCLM is measured; estimator, sample and classes are ours.

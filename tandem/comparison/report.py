@@ -3,6 +3,7 @@
 The table has two parts: numbers that are equal in two equal studies, and timings that depend on the machine.
 """
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from tandem.comparison import charts
 from tandem.comparison.page import footnote, html_table, listed, portable, rendered, side_by_side, warned, worded
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
-from tandem.comparison.statistics import welch_lower
+from tandem.comparison.statistics import equivalent, welch_lower
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import counted
@@ -92,19 +93,22 @@ def _likelihood(summary: Summary) -> str:
 
 
 def _unpaired(summary: Summary) -> str:
-    """Welch's test, as papers report it."""
+    """Welch's tests of all pairs of arms, as papers report them."""
     if summary.judgement.missing:
         return ""
-    samples = {arm: summary.sample(arm, lambda r: r.paid_per_token) for arm in summary.runs}
-    base = samples.pop(summary.study.baseline)
-    rows = [["arm", "gap", "t", "degrees of freedom", "p, one-sided"]]
-    for arm, sample in samples.items():
-        if found := welch_lower(sample, base):
-            t, freedom, p = found
-            rows.append([arm, signed(sample.mean - base.mean), f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}"])
+    margin = summary.study.keys.margin
+    samples = [(arm, summary.sample(arm, lambda r: r.paid_per_token)) for arm in summary.runs]
+    rows = [["arm", "lower than", "gap", "t", "degrees of freedom", "p, one-sided"]]
+    rows[0] += [f"p, within ± {margin:g}"] if margin else []
+    for (arm, low), (other, high) in itertools.combinations(sorted(samples, key=lambda pair: pair[1].mean), 2):
+        if found := welch_lower(low, high):
+            gap, (t, freedom, p) = signed(low.mean - high.mean), found
+            within = equivalent(low, high, margin) if margin else None
+            same = [f"{within.p:.2g}"] if within else []
+            rows.append([arm, other, gap, f"{t:.2f}", f"{freedom:.2f}", f"{p:.2g}", *same])
     if len(rows) == 1:
         return ""
-    summed = f"Unpaired, as papers print it: Welch's test that an arm is lower than {summary.study.baseline}"
+    summed = "Unpaired, as papers print it: Welch's test that one arm is lower than another"
     return f"<details><summary>{escape(summed)}</summary>{_html_table(rows, summary)}</details>"
 
 

@@ -93,7 +93,7 @@ class SPS(Decoder):
         super().__init__(config, vocabulary, context, generator)
         self.state_window: int | None = None
         own = len(config.streams) > 1 and not config.predict_in_vocabulary
-        self.predict = Embedding(1, config.width) if own else None
+        self.predict = Embedding(1, config.width, like=len(self.table.weight)) if own else None
         if self.predict is not None:
             initialise(self.predict, config.init, config.depth, generator)
 

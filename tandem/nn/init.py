@@ -69,6 +69,11 @@ class Embedding(nn.Embedding):
 
     role = "embedding"
 
+    def __init__(self, rows: int, width: int, like: int | None = None):
+        """like: rows of the table that these are drawn like, where a scheme goes by the shape; None: their own."""
+        super().__init__(rows, width)
+        self.like = rows if like is None else like
+
 
 def roles(network: nn.Module) -> dict[str, str]:
     """Role of every parameter by its name; a tied parameter appears once."""
@@ -113,7 +118,7 @@ def initialise(network: nn.Module, scheme: Scheme, depth: int, generator: torch.
             if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
                 nn.init.zeros_(bias)
         elif isinstance(module, Embedding):
-            draw(module.weight, module.role, (len(module.weight),))
+            draw(module.weight, module.role, (len(module.weight),), rows=module.like)
         elif isinstance(module, Linear):
             if module.bias is not None:
                 bound = 1 / math.sqrt(module.in_features) if scheme == "torch" else 0.0
@@ -132,6 +137,7 @@ def _draw_matrix(
     depth: int,
     shrink: float,
     generator: torch.Generator | None,
+    rows: int | None = None,
 ) -> None:
     if scheme == "torch" and role == "embedding":
         nn.init.normal_(weight, generator=generator)
@@ -142,6 +148,8 @@ def _draw_matrix(
         gain = 1.0 if scheme != "xavier" and role == "attention" else math.sqrt(2)
         if scheme == "per_matrix_scaled" and role in ("attention_out", "mlp_out", "experts_out"):
             gain /= math.sqrt(2 * depth)
+        if rows is not None:
+            gain *= math.sqrt(sum(weight.shape) / (rows + weight.shape[1]))
         for part in weight.split(parts):
             nn.init.xavier_uniform_(part, gain=gain, generator=generator)
     elif scheme == "xavier_qkv" and role == "attention":

@@ -57,6 +57,20 @@ def resolve(row, task):
     return answers
 
 
+def test_a_step_in_parts_is_the_same_step():
+    weights = []
+    for rows in (None, 3):
+        ours = task(2, 2, 4, rows=8, rows_at_once=rows)
+        network = Decoder(Decoder.Config(width=16, heads=2, depth=1), ours.vocabulary, ours.length,
+                          torch.Generator().manual_seed(0)).double()  # fmt: skip
+        learn(network, ours, seed=0, steps=2, lr=1e-3)
+        weights.append(torch.cat([x.detach().flatten() for x in network.parameters()]))
+    batch = ours.batch(0, "step 0")
+    parts = list(pointer_chasing.parts_of(batch, 3))
+    assert [(part.row, len(part.tokens)) for part in parts] == [(0, 3), (3, 3), (6, 2)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-9)
+
+
 def test_the_example_of_the_paper():
     ours, row = task(3, 3, 10), ids(PAPER, 10)
     assert ours.length == len(row) == 53
@@ -233,7 +247,9 @@ def test_the_published_tasks_are_those_of_the_paper():
     columns["hops20"] = (20, 8, 16, 512, None, 1e-4)  # at 1e-3 it does not train
     for size, (tables, keys, values, width, window, lr) in columns.items():
         ours, network, rate = settings(size)
-        assert ours.config == Task.Config(tables=tables, keys=keys, values=values, rows=64, answers_in_input=False)
+        wanted = Task.Config(tables=tables, keys=keys, values=values, rows=64, answers_in_input=False)
+        assert ours.config.model_copy(update={"rows_at_once": None}) == wanted
+        assert ours.config.rows_at_once == (8 if size == "hops20" else None)  # 1.5 GB a row through time
         assert network == {**BLOCK, "width": width, "heads": 4, "window": window} and rate == lr
 
 

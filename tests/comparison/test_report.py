@@ -1,6 +1,7 @@
 """What a study's page and table say: the verdict, all that was measured, nothing of the machine's paths."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 pytest.importorskip("scipy")
 
@@ -295,6 +297,25 @@ def test_a_margin_adds_a_test_of_equivalence(make_study, run, page):
     assert (
         "too small" not in Summary.of(make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.01)), runs).verdict[1]
     )
+
+
+def test_every_pair_of_arms_is_tested_unpaired(make_study, run, page):
+    runs = everything(run)
+    study = make_study(keys=SimpleNamespace(trial_share=1.0, margin=0.1))
+    summary = Summary.of(study, runs)
+    values = {arm: [r.paid_per_token for r in of_arm] for arm, of_arm in summary.runs.items()}
+    assert "within" not in Page(page(make_study(), runs)).text.split("Unpaired")[1]
+    told = Page(page(study, runs)).text.split("Unpaired, as papers print it")[1].split("p, within ± 0.1")[1]
+    order = sorted(values, key=lambda arm: sum(values[arm]))
+    for low, high in itertools.combinations(order, 2):
+        test = scipy.stats.ttest_ind(values[low], values[high], equal_var=False, alternative="less")
+        sides = [
+            scipy.stats.ttest_ind([x - shift for x in a], b, equal_var=False, alternative="less").pvalue
+            for a, b, shift in ((values[low], values[high], 0.1), (values[high], values[low], 0.1))
+        ]
+        gap = signed(sum(values[low]) / 3 - sum(values[high]) / 3)
+        row = f"{low} {high} {gap} {test.statistic:.2f} {test.df:.2f} {test.pvalue:.2g} {max(sides):.2g}"
+        assert row in told
 
 
 def test_nothing_is_tested_before_all_runs_are_there(make_study, run, page):

@@ -99,6 +99,14 @@ def test_gate_and_up_of_an_expert_are_drawn_as_those_of_the_mlp(scheme):
     assert largest == pytest.approx(bound, rel=1e-3)
 
 
+@pytest.mark.parametrize("scheme", STD)
+def test_a_row_apart_from_its_table_is_drawn_like_one_of_it(scheme):
+    table, apart = Embedding(4000, C), Embedding(1, C, like=4000)
+    for embedding in (table, apart):
+        initialise(embedding, scheme, DEPTH, torch.Generator().manual_seed(0))
+    assert apart.weight.std().item() == pytest.approx(table.weight.std().item(), rel=8 / math.sqrt(2 * C))
+
+
 @pytest.mark.parametrize("scheme", ["xavier", "per_matrix", "per_matrix_scaled", "torch"])
 def test_uniform_draws_are_uniform(scheme):
     weight = drawn(scheme).up.weight
