@@ -151,6 +151,20 @@ def test_a_loop_that_keeps_the_cache_draws_what_generate_draws(name, tokenizer):
     assert torch.stack(drawn, dim=1).tolist() == wanted[:, 4:].tolist()
 
 
+def test_training_draws_the_blocks_of_a_double_decoder_anew(tokenizer):
+    model, ids = model_of("double_decoder", tokenizer), torch.tensor([document(30, 1)])
+    losses = lambda: {model(ids, labels=ids).loss.item() for _ in range(4)}
+    assert len(losses()) == 1
+    model.train()
+    torch.manual_seed(0)
+    drawn = losses()
+    assert len(drawn) == 4
+    torch.manual_seed(0)
+    assert losses() == drawn
+    with torch.no_grad():
+        assert len(losses()) == 1
+
+
 @pytest.mark.parametrize("name", DIVIDING)
 def test_a_cache_beside_logits_of_another_reading_is_refused(name, tokenizer):
     model = model_of(name, tokenizer)

@@ -15,6 +15,7 @@ from tandem.nn.attention import Source, attend
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.spans import Span, causal, readable
 from tandem.objectives.next_token import NextToken
+from tandem.recipe import UserError, load
 from tandem.testing.cases import VOCABULARY, Case, document, pack, packed, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.training.optimiser import AdamW
@@ -117,6 +118,15 @@ def test_documents_are_ignored_in_training_only_where_that_is_asked_for():
     close(network.score(pack(texts())), masked.score(pack(texts())), EXACT, "scores, which are by document")
     hidden, wanted = (net(x, pack(texts()))[0] for net in (network, masked))
     close(hidden, wanted, EXACT, "what is read where nothing is drawn")
+
+
+def test_partitions_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match=r"document_mask = false: reads a row as one document; take partition.scope"):
+        load("double_decoder/tiny", ["network.document_mask=false"])
+    small = ["network.partition.align=64", "batch.context=64"]
+    with pytest.raises(UserError, match=r"network.partition.align = 64: no block can begin at .* in rows of 64"):
+        load("double_decoder/tiny", small)
+    load("double_decoder/tiny", [*small, "batch.context=65"])
 
 
 # ---- one softmax ----------------------------------------------------------------------------------------------------

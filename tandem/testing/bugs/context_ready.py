@@ -117,10 +117,12 @@ BUGS = {
     "analysis/pointer_chasing.py": [
         ("the answers stand in the input", "tests/analysis/test_pointer_chasing.py",
          "[answers] if c.answers_in_input else []", "[answers]"),
+        ("a step in parts ends with its first", "tests/analysis/test_pointer_chasing.py",
+         "            of_part.backward()\n", "            of_part.backward() if part.row == 0 else None\n"),
         ("gradients are not clipped", "tests/analysis/test_pointer_chasing.py",
          '"max_norm": 1.0', '"max_norm": 1e9'),
         ("twenty hops at a rate that does not train them", "tests/analysis/test_pointer_chasing.py",
-         '"window": None}, 1e-4)', '"window": None}, 1e-3)'),
+         '"window": None},\n        1e-4,', '"window": None},\n        1e-3,'),
         ("a later level asks its own keys", "tests/analysis/test_pointer_chasing.py",
          "keys[level - 1][order], answers.gather(1, order)", "keys[level - 1][order], answers"),
         ("every look is at the same rows", "tests/analysis/test_pointer_chasing.py",

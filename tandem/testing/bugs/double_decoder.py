@@ -36,6 +36,8 @@ BUGS = {
          'Pairing = "adjacent"', 'Pairing = "halves"'),
         ("queries and keys of a generation block are drawn as one matrix", PARITY,
          "self.qkv.fused = (self.qkv.out_features - keys, keys)", "self.qkv.fused = (self.qkv.out_features,)"),
+        ("splits may be at multiples that no row has", OWN,
+         "recipe.network.partition.align >= recipe.batch.context", "False"),
         ("the document mask stands in training alone", OWN,
          "if not self.config.document_mask and batch.key is not None:", "if not self.config.document_mask:"),
         ("one partition for all scores", OWN,
@@ -53,6 +55,8 @@ BUGS = {
          "goes_on = batch.starts[:, 1:] != torch.arange(1, targets.shape[1])", "goes_on = batch.starts[:, 1:] >= 0"),
     ],
     "networks/double_decoder_session.py": [
+        ("stacks that took turns cannot be trained again", OWN,
+         "with torch.inference_mode(False):", "with torch.no_grad():"),
         ("a context that cannot grow holds the stack's cache", OWN,
          'context.caches if self.keep == "extendable" else ()', "context.caches or ()"),
         ("the last token of a prompt is context", "decoding",
