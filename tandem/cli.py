@@ -154,6 +154,7 @@ AtStep = Annotated[int | None, typer.Option("--step", min=0, help="Checkpoint to
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, such as runs/first.")]
 ModelPath = Annotated[Path, typer.Argument(help="Folder of a run or of an exported model.")]
 RunsPath = Annotated[Path, typer.Option(help="Folder of the runs.")]
+FreeSettings = Annotated[list[str] | None, typer.Argument(help="network.KEY=VALUE of a run; must shape no weight.")]
 
 
 @main.command()
@@ -272,9 +273,8 @@ def compare(
 @main.command()
 def evaluate(
     run: ModelPath,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="Documents to score of each text; by default all.")
-    ] = None,
+    overrides: FreeSettings = None,
+    documents: Annotated[int | None, typer.Option(min=1, help="Documents of each text; by default all.")] = None,
     texts: Annotated[list[str] | None, typer.Option(help="NAME=PATH: a further text; may be repeated.")] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks to run instead: names or paths of task files, separated by commas.")
@@ -290,6 +290,7 @@ def evaluate(
     tandem evaluate RUN                                       nats per token, bits per byte
     tandem evaluate RUN --tasks hellaswag,piqa,ood            tasks and texts under $TANDEM_DATA
     tandem evaluate RUN --tasks hf:sciq --limit 200           a task that reads the hub
+    tandem evaluate RUN network.score_passes=2                in two passes, however it was trained
     """
     from tandem.comparison import trained
     from tandem.recipe import UserError
@@ -300,9 +301,9 @@ def evaluate(
     if spare := [option for option, value in other.items() if value]:
         raise UserError(f"{', '.join(spare)}: evaluate {taken}")
     if tasks is not None:
-        trained.run_tasks(run, tasks, limit, rows, unfinished=unfinished, step=step)
+        trained.run_tasks(run, tasks, limit, rows, unfinished, step, overrides or [])
     else:
-        for line in trained.evaluate(run, documents, texts or [], unfinished=unfinished, step=step):
+        for line in trained.evaluate(run, documents, texts or [], unfinished, step, overrides or []):
             print(line, flush=True)
 
 
@@ -321,7 +322,7 @@ def _ranged(bounds: str, holds: Callable[[float], bool], told: str) -> Any:
 def generate(
     run: ModelPath,
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to continue; with none, start a new document.")
+        list[str] | None, typer.Argument(help="Texts to continue, or none for a new document; network.KEY=VALUE.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 100,
     temperature: Annotated[
@@ -332,9 +333,7 @@ def generate(
         float | None, _ranged("0<P<=1", lambda p: 0 < p <= 1, "Draw from the fewest tokens with probability P in all.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.")] = 0,
-    file: Annotated[
-        str | None, typer.Option(help="Read prompts from a file, one per line or .jsonl; - reads standard input.")
-    ] = None,
+    file: Annotated[str | None, typer.Option(help="Prompts, one per line or .jsonl; - is standard input.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write a JSON line for each prompt, and read standard input as JSON lines.")
     ] = False,
@@ -346,24 +345,24 @@ def generate(
 
     \b
     tandem generate RUN "Once upon a time"
+    tandem generate RUN network.score_passes=2 "Once upon a time"    in two passes, however it was trained
     tandem generate RUN --file prompts.jsonl --json > texts.jsonl    keeps other keys of a prompt, such as an id
     """
     from tandem.comparison import trained
-    from tandem.comparison.prompts import read_prompts
-    from tandem.recipe import UserError
+    from tandem.comparison.prompts import prompts_and_settings
 
-    if file is not None and prompts:
-        raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
-    texts = read_prompts(file, as_json) if file is not None else [{"prompt": text} for text in prompts or [""]]
+    texts, overrides = prompts_and_settings(prompts or [], file, as_json)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json, step)
+    trained.continue_texts(run, texts, tokens, options, seed, unfinished, rows, as_json, step, overrides)
 
 
 @main.command()
 def analyse(
     name: Annotated[str, typer.Argument(help="An analysis; `tandem show` lists them.")],
     run: Annotated[Path, typer.Argument(help="Folder of a run; a recipe, if the analysis needs no weights.")],
-    options: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(help="KEY=VALUE; `tandem show NAME` lists them. network.KEY=VALUE of RUN.")
+    ] = None,
     unfinished: Unfinished = False,
     step: AtStep = None,
 ) -> None:
@@ -391,8 +390,10 @@ def import_model(
 
 
 @main.command()
-def export(run: RunPath, folder: Path, unfinished: Unfinished = False, step: AtStep = None) -> None:
+def export(
+    run: RunPath, folder: Path, overrides: FreeSettings = None, unfinished: Unfinished = False, step: AtStep = None
+) -> None:
     """Write a run's model as a folder that transformers reads. Tandem need not be installed to read it."""
     from tandem.comparison import trained
 
-    print(trained.write_model(run, folder, unfinished, step))
+    print(trained.write_model(run, folder, unfinished, step, overrides or []))

@@ -3,10 +3,13 @@
 prompts.txt          a prompt a line; lines with nothing in them are left out
 prompts.jsonl        {"prompt": "..."} a line, so that a prompt may hold line breaks; JSON lines keep its other keys
 -                    standard input: as prompts.txt, or as prompts.jsonl where JSON lines are wanted back
+
+On the command line, what begins as a setting does (network.depth=) is one; such a prompt can come from a file.
 """
 
 import codecs
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,10 +17,27 @@ from typing import Any
 
 from tandem.corpus.files import LINES, ROWS
 from tandem.generation.generate import Piece
-from tandem.recipe import UserError
+from tandem.recipe import SECTIONS, UserError
 
 WRITTEN = ("text", "tokens", "end")
 """Keys that `print_records` adds to those of a prompt."""
+SETTING = re.compile(rf"({'|'.join(SECTIONS)})(\.\w+)+=")
+
+
+def prompts_and_settings(
+    words: Sequence[str], file: str | None, as_json: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The prompts among `words`, or else those of `file`, or else an empty one; and the settings among `words`.
+
+    Raises: UserError as `read_prompts`, and where there are prompts in both.
+    """
+    settings = [word for word in words if SETTING.match(word)]
+    given = [{"prompt": word} for word in words if word not in settings]
+    if file is None:
+        return given or [{"prompt": ""}], settings
+    if given:
+        raise UserError(f"--file {file}: prompts are given beside it; give the one or the others")
+    return read_prompts(file, as_json), settings
 
 
 def read_prompts(name: str, as_json: bool) -> list[dict[str, Any]]:

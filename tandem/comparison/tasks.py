@@ -32,13 +32,19 @@ Record = dict[str, Any]
 
 
 def judge_tasks(
-    run: Run | Exported, folder: Path, files: Sequence[TaskFile | Texts], limit: int | None, rows: int | None
+    run: Run | Exported,
+    folder: Path,
+    files: Sequence[TaskFile | Texts],
+    limit: int | None,
+    rows: int | None,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Evaluates a run's network on the tasks of `files`, shows the scores and stores them in `folder`, task by task.
 
     Args:
         limit: items of each task, documents of each text; None: all.
         rows: prompts of a task read at once; None: the run's evaluation.rows.
+        overrides: what the run was opened with, for the records.
     Raises: UserError where a task cannot be read, or the network cannot do it.
     """
     if any(isinstance(file, TaskFile) for file in files):
@@ -46,7 +52,7 @@ def judge_tasks(
     made(folder, "tasks")  # before anything is measured
     step = run.progress.step if isinstance(run, Run) else None
     table = [("task", "metric", "value", "standard error", "items")]
-    shared = {"step": step, "note": run.note, "limit": limit, "environment": environment()}
+    shared = {"step": step, "note": run.note, "overrides": [*overrides], "limit": limit, "environment": environment()}
     try:
         for file in files:
             if isinstance(file, Texts):
@@ -60,8 +66,8 @@ def judge_tasks(
                     table.append((record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}"))
     finally:  # also of those before one that fails, or is interrupted
         if len(table) > 1:
-            title = "" if step is None else f"step {step:,} {run.note}\n"
-            say(f"{title}{columns(table, right=True)}\nkept in {folder}")
+            title = [] if step is None else [" ".join(filter(None, (f"step {step:,}", run.note, *overrides)))]
+            say("\n".join([*title, columns(table, right=True), f"kept in {folder}"]))
 
 
 def _task_records(

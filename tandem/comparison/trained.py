@@ -6,7 +6,7 @@ Exported models can generate text and be scored, too.
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -41,6 +41,7 @@ from tandem.recipe import (
     SECTIONS,
     Recipe,
     UserError,
+    changed,
     configure,
     counted,
     did_you_mean,
@@ -64,10 +65,18 @@ SHOWN = 16
 """Longest list of an analysis that is printed."""
 
 
-def open_trained(path: str | Path, unfinished: bool = False, step: int | None = None) -> Run:
+class NotFree(UserError):
+    """A setting that a trained network cannot be given."""
+
+
+def open_trained(
+    path: str | Path, unfinished: bool = False, step: int | None = None, overrides: Iterable[str] = ()
+) -> Run:
     """The run in `path` at its last checkpoint, or at that of `step`.
 
-    Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` allows that.
+    `overrides`: `network.key=value` for settings that shape no weight (`Network.free`).
+    Raises: UserError where it has none, or one that is no language model yet, unless `unfinished` allows that; and for
+    any other setting.
     """
     path = Path(path)
     folder = RunFolder.open(path)
@@ -85,9 +94,9 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
         cure = f"bring them back, or delete result.json and train it anew: {again}"
         raise UserError(f"{path}: finished, but its checkpoints are gone; {model}; {cure}")
     try:
-        run = planned(folder, _recipe(folder))
+        run = planned(folder, _recipe(folder, overrides))
     except UserError as error:  # its text may be elsewhere, or have changed
-        raise UserError(f"{error}; {model}") if is_left else error from None
+        raise UserError(f"{error}; {model}") if is_left and not overrides else error from None
     run.progress = Progress(**_restored(folder, run, last, step))
     if run.note and not unfinished:
         raise UserError(
@@ -97,11 +106,20 @@ def open_trained(path: str | Path, unfinished: bool = False, step: int | None = 
     return run
 
 
-def _recipe(folder: RunFolder) -> Recipe:
+def _recipe(folder: RunFolder, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe of a run, which may have been trained on a GPU, for here: without one, and without a compiler, as
-    everything here runs eagerly."""
+    everything here runs eagerly; with `overrides` of settings that shape no weight."""
     elsewhere = ["training.compile=false", *([] if torch.cuda.is_available() else ["training.device=auto"])]
-    return load(str(folder.recipe), elsewhere)
+    recipe = load(str(folder.recipe), elsewhere)
+    free = [f"network.{key}" for key in recipe.choice("network").free]
+    overrides = [overrides] if isinstance(overrides, str) else [*overrides]
+    for override in overrides:
+        if ".".join(override.partition("=")[0].strip().split(".")[:2]) not in free:
+            raise NotFree(
+                f"{override}: only a setting that shapes no weight may be given for a trained network; "
+                f"of {recipe.value('network.name')}: {', '.join(free) or 'none'}"
+            )
+    return changed(recipe, overrides) if overrides else recipe
 
 
 def _restored(folder: RunFolder, run: Run, last: Path, step: int | None) -> dict[str, Any]:
@@ -115,23 +133,28 @@ def _restored(folder: RunFolder, run: Run, last: Path, step: int | None) -> dict
     return _restored(folder, run, newest, step)
 
 
-def open_model(path: str | Path, unfinished: bool = False, step: int | None = None) -> tuple[Network, Tokenizer]:
-    """Network and tokenizer of a run's folder, or of an exported model's."""
+def open_model(
+    path: str | Path, unfinished: bool = False, step: int | None = None, overrides: Iterable[str] = ()
+) -> tuple[Network, Tokenizer]:
+    """Network and tokenizer of a run's folder, as `open_trained` takes it, or of an exported model's."""
     path = Path(path)
     if (path / CONFIG).is_file():
         if step is not None:
             raise UserError(f"{path}: an exported model is of one step; --step is for runs")
+        if overrides:
+            cure = "export its run with others: tandem export RUN FOLDER network.KEY=VALUE"
+            raise NotFree(f"{path}: an exported model keeps the settings that it was exported with; {cure}")
         network, tokenizer = load_exported(path)
         return network.to(choose_device(Training.Config()).value), tokenizer
-    run = open_trained(path, unfinished, step)
+    run = open_trained(path, unfinished, step, overrides)
     return run.network, run.tokenizer
 
 
-def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Exported:
+def _open_scored(path: Path, unfinished: bool, step: int | None, overrides: Sequence[str]) -> Run | Exported:
     """The run in `path`, or the model exported there."""
     if not (path / CONFIG).is_file():
-        return open_trained(path, unfinished, step)
-    network, tokenizer = open_model(path, step=step)
+        return open_trained(path, unfinished, step, overrides)
+    network, tokenizer = open_model(path, step=step, overrides=overrides)
     recipe = read_config(path).get("recipe")
     if recipe is None:
         raise UserError(f"{path}: was not trained by Tandem; `tandem import` makes it a run, which can be scored")
@@ -143,17 +166,23 @@ def _open_scored(path: Path, unfinished: bool, step: int | None) -> Run | Export
 
 
 def evaluate(
-    path: Path, documents: int | None, given: Sequence[str] = (), unfinished: bool = False, step: int | None = None
+    path: Path,
+    documents: int | None,
+    given: Sequence[str] = (),
+    unfinished: bool = False,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yields the likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in
     words, as each is scored, and by position in the document; of an exported model, of those given alone."""
-    run = _open_scored(path, unfinished, step)
+    run = _open_scored(path, unfinished, step, overrides)
     stores = given_stores(run.recipe, run.tokenizer, given)
     if isinstance(run, Run):
         stores = {HELD_OUT: run.corpus.validation} | text_stores(run.recipe, run.tokenizer) | stores
     if not stores:
         raise UserError(f"{path}: an exported model has no text of its own; name some: --texts NAME=PATH")
-    begins = f"step {run.progress.step:,} of {run.steps:,}: " if isinstance(run, Run) else ""
+    at = [f"step {run.progress.step:,} of {run.steps:,}", *overrides] if isinstance(run, Run) else []
+    begins = f"{', '.join(at)}: " if at else ""
     for name, record in recorded_texts(run, stores, documents, bounds=True):
         yield begins + noted(run.note, in_words(record, name))
         yield from by_position_in_words(record)
@@ -161,11 +190,18 @@ def evaluate(
 
 
 def run_tasks(
-    path: Path, names: str, limit: int | None, rows: int | None, unfinished: bool = False, step: int | None = None
+    path: Path,
+    names: str,
+    limit: int | None,
+    rows: int | None,
+    unfinished: bool = False,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Evaluates the run in `path` on tasks by name (comparison/tasks.py) and stores the scores in its `tasks/`."""
     files = read_tasks(names)  # report a wrong name before opening anything
-    judge_tasks(_open_scored(path, unfinished, step), path / "tasks", files, limit, rows)
+    run = _open_scored(path, unfinished, step, overrides)
+    judge_tasks(run, path / "tasks", files, limit, rows, overrides)
 
 
 def continue_texts(
@@ -178,6 +214,7 @@ def continue_texts(
     rows: int | None = None,
     as_json: bool = False,
     step: int | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Prints the continuation of each prompt as it is generated, or a JSON line for each (comparison/prompts.py).
 
@@ -185,7 +222,10 @@ def continue_texts(
     """
     given = [f"sampling.{key}={value}" for key, value in options.items() if value is not None]
     sampler = Sampler(configure("sampling", overrides=given))
-    network, tokenizer = open_model(path, unfinished, step)
+    try:
+        network, tokenizer = open_model(path, unfinished, step, overrides)
+    except NotFree as error:
+        raise UserError(f"{error}; to continue it as a text, give it by --file") from error
     texts = [record["prompt"] for record in prompts]
     pieces = stream_text(network, tokenizer, texts, sampler=sampler, max_tokens=tokens, seed=seed, rows=rows)
     if as_json:
@@ -197,8 +237,9 @@ def continue_texts(
 def analyse(name: str, path: Path, options: list[str], unfinished: bool = False, step: int | None = None) -> str:
     """Runs an analysis on the run in `path`; numbers and picture go to its folder, under analysis.
 
-    An analysis that needs no trained weights takes runs without a checkpoint, too, and `path` may be a recipe's name,
-    with `section.key=value` for it among the options; numbers and picture then go to analysis/<recipe>.
+    An analysis that needs no trained weights takes runs without a checkpoint, too, and `path` may be a recipe's name;
+    numbers and picture then go to analysis/<recipe>. `section.key=value` among the options is for that recipe or, as in
+    `open_trained`, for the run.
 
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
@@ -208,20 +249,20 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
     if not cls.trained and step is not None:
         raise UserError(f"--step {step}: {name} looks at no trained weights; leave it out")
-    overrides = [option for option in options if takes_recipe and option.partition(".")[0] in SECTIONS]
+    overrides = [option for option in options if option.partition(".")[0] in SECTIONS]
     own = [f"analysis.{o.removeprefix('analysis.')}" for o in options if o not in overrides]
     config = configure("analysis", name, own)
     if cls.needs_scipy:
         require("scipy", "statistics")
     if cls.trained:
-        run, folder = open_trained(path, unfinished, step), path / "analysis"
+        run, folder = open_trained(path, unfinished, step, overrides), path / "analysis"
     elif takes_recipe:
         run = built(load(str(path), [*overrides, "budget=1 steps"]), None, ALONE)
         recipe = path.with_suffix("") if is_path(str(path)) else path
         folder = Path("analysis") / str(recipe).replace("/", "-")
     else:
         here, folder = RunFolder.open(path), path / "analysis"
-        run = built(_recipe(here), here.steps or 1, ALONE)
+        run = built(_recipe(here, overrides), here.steps or 1, ALONE)
         here.require_text(run.corpus.fingerprints)
     network = run.recipe.value("network.name")
     if not getattr(run.recipe.choice("network"), cls.asks, None):
@@ -237,11 +278,13 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
         used: dict[str, Any] = {"network": network, "options": config.model_dump(mode="json")}
         used |= {"step": run.progress.step} if cls.trained else {}
         used |= {"note": run.note} if run.note else {}
+        used |= {"overrides": overrides} if overrides else {}
         with progress_bar(f"analysing {name}", TaskProgressColumn()) as analysis.told:
             record = {"analysis": name, **used, **analysis.measure(run)}
         replace_file(folder / f"{name}.json", json.dumps(record, allow_nan=False).encode())
         analysis.draw(record, axes)
-        axes.set_title(drawable(path.name) + (f", step {run.progress.step:,}" if cls.trained else ""))
+        at = [f"step {run.progress.step:,}"] if cls.trained else []
+        axes.set_title(drawable(", ".join([path.name, *at, *overrides])))
     said = [*_numbers(record, cls.numbered), ("record", f"{folder / name}.json"), ("picture", f"{folder / name}.png")]
     return "\n".join([*_tables(record), columns(said)])
 
@@ -301,8 +344,11 @@ def converted(path: Path, overrides: list[str]) -> Recipe:
     return load(own, [*given, f"start.run={json.dumps(str(path), ensure_ascii=False)}", *overrides])
 
 
-def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | None = None) -> str:
-    """Exports the run in `path` to a new `folder`; returns a message about it.
+def write_model(
+    path: Path, folder: Path, unfinished: bool = False, step: int | None = None, overrides: Sequence[str] = ()
+) -> str:
+    """Exports the run in `path` to a new `folder`; returns a message about it. The recipe there is that of training;
+    the network there has the `overrides`, too.
 
     Interrupted, it leaves a `.partial` there, with which the next export to this folder begins afresh.
     Raises: UserError where the folder is not empty, or where it or a folder above it is a file.
@@ -313,7 +359,7 @@ def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | 
     partial = folder / ".partial"
     if folder.exists() and any(folder.iterdir()) and not partial.exists():
         raise UserError(f"{folder}: not empty; export to a new folder")
-    run = open_trained(path, unfinished, step)
+    run = open_trained(path, unfinished, step, overrides)
     recipe = load(str(RunFolder.open(path).recipe))  # as it was trained
     shutil.rmtree(partial, ignore_errors=True)
     export(run.network, run.corpus.tokenizer, recipe.values, partial)
@@ -323,7 +369,8 @@ def write_model(path: Path, folder: Path, unfinished: bool = False, step: int | 
     names = sorted(file.name for file in folder.iterdir())
     named = [name for name in names if not name.startswith("tandem_")]  # as the rest of the source is
     source = f"{counted(len(names) - len(named), 'files')} of its source"
-    said = f"{folder}: {', '.join(named)} and {source} (step {run.progress.step:,})"
+    at = ", ".join([f"step {run.progress.step:,}", *overrides])
+    said = f"{folder}: {', '.join(named)} and {source} ({at})"
     if run.network.ids == run.network.vocabulary:
         return said
     way = f"tandem generate {quote(str(folder))}"

@@ -125,7 +125,8 @@ class Network(nn.Module):
     divides: ClassVar[bool] = False
     """Whether its output for a text depends on where a session's prompt ends."""
     free: ClassVar[tuple[str, ...]] = ()
-    """Settings in which it may differ from the network that it starts from: they shape no weight."""
+    """Settings that shape no weight: in them it may differ from the network that it starts from, and a trained one may
+    be read with others."""
     table: Embedding
     """Embeddings of token ids; a network that wraps another has none of its own."""
     rows_vary: ClassVar[bool] = False

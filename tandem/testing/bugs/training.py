@@ -85,6 +85,12 @@ BUGS = {
         ("a checkpoint that training replaces is called damaged",
          "tests/test_wrong_input.py::test_a_checkpoint_that_training_replaces_meanwhile_is_taken_anew",
          "if newest is None or newest == last:", "if True:"),
+        ("a trained network is given any setting", "tests/comparison/test_free_settings.py",
+         "not in free:", "in ():"),
+        ("a trained network keeps its settings", "tests/comparison/test_free_settings.py",
+         "changed(recipe, overrides) if overrides else recipe", "recipe"),
+        ("an analysis does not tell the settings", "tests/comparison/test_free_settings.py",
+         '{"overrides": overrides} if overrides else {}', "{}"),
     ],
     "training/schedule.py": [
         ("the first step is lost", "tests/training/test_schedule.py",
