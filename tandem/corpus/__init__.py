@@ -8,7 +8,7 @@ A store is prepared once and mapped into memory; a batch is computed from (seed,
 """
 
 from tandem.corpus.bags import BagRows, FoldedRows
-from tandem.corpus.boundary_rows import BoundaryBatch, BoundaryRows, scoring_boundary_rows
+from tandem.corpus.boundary_rows import BoundaryBatch, BoundaryRows, scoring_boundary_rows, widest_row
 from tandem.corpus.corruption import CorruptedRows, Corruption, start_of_generation
 from tandem.corpus.order import SUBSET, Order, documents_to_read, fixed_order, shuffled
 from tandem.corpus.partition import prompt_blocks

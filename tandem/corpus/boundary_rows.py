@@ -35,6 +35,11 @@ class BoundaryBatch(Batch):
     sentences: Tensor | None = None
 
 
+def widest_row(tokens: int) -> int:
+    """Most positions of a row of `tokens` tokens, before it is padded: [BOS], and each token with [EOS] and [BOS]."""
+    return 3 * tokens + 1
+
+
 class Piece(NamedTuple):
     """Consecutive tokens of one document with their boundaries, (T,) each."""
 

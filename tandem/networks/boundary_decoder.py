@@ -8,6 +8,8 @@
 The boundaries are ids of the softmax, [EOS] = V and [BOS] = V + 1, trained as labels like any token. Scores count them
 separately (evaluation/likelihood.py). Without them (sentences: null) this is the plain decoder. A session reads those
 that a prompt has, and generation draws them like any token but does not show them.
+A boundary takes a position like any token. Learned positions are as many as `context` tokens and their boundaries can
+take, 3 `context` + 1, of which ordinary text trains little more than a third; generation ends at `context` tokens.
 Source: the baselines "GPT-2 + sentence boundaries" and "GPT-2 + gist masking" of Thought Gestalt (arXiv 2512.25026);
 the mask follows the paper's text, because the authors' code states that theirs tested the gist flag of queries.
 Cost: that of the plain decoder on its rows, boundaries included; with gist, training counts sentences of SENTENCE
@@ -31,6 +33,7 @@ from tandem.corpus import (
     Tokenizer,
     open_sentences,
     scoring_boundary_rows,
+    widest_row,
 )
 from tandem.networks.cost import SENTENCE, Cost
 from tandem.networks.decoder import Decoder, DecoderSession
@@ -58,17 +61,14 @@ class BoundaryDecoder(Decoder):
 
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        if recipe.network.positions == "learned":
-            yield (
-                "network.positions",
-                "a row has more positions than batch.context says, by as many as it has boundaries",
-            )
         if recipe.network.sentences == "gist" and recipe.network.window is not None:
             yield "network.window", "with sentences: gist a token reads its own sentence and the ends before it"
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        given: dict[str, dict[str, Any]] = {"tokens": {}, "gist": {"sentences": "gist"}}
+        gpt2 = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "scaled"}
+        gist: dict[str, Any] = {"sentences": "gist"}
+        given: dict[str, dict[str, Any]] = {"tokens": {}, "gist": gist, "learned": {**gist, **gpt2}}
         return {name: cls.Config(width=32, heads=4, depth=2, **own) for name, own in given.items()}
 
     @classmethod
@@ -92,6 +92,10 @@ class BoundaryDecoder(Decoder):
         first, *others = open_sentences(text, tokenizer, self.segmentation)
         end, begin = self.vocabulary, self.vocabulary + 1
         return [begin, *first.tolist(), *(token for part in others for token in (end, begin, *part.tolist()))]
+
+    @property
+    def widest(self) -> int:
+        return self.context if self.config.sentences is None else widest_row(self.context)
 
     @property
     def head(self) -> Tensor:

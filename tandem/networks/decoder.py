@@ -70,7 +70,7 @@ class Decoder(Network):
         super().__init__(config, vocabulary, context)
         c = config
         self.table = Embedding(padded(vocabulary), c.width)
-        self.places = Embedding(context, c.width) if c.positions == "learned" else None
+        self.places = Embedding(self.widest, c.width) if c.positions == "learned" else None
         self.stack = nn.ModuleList(Block(c, layer) for layer in range(c.depth))
         self.norm = final_norm(c, c.width_ratio**-0.5)
         self.output = None if c.tied else Linear(c.width, padded(vocabulary), bias=False, role="head")
@@ -93,6 +93,11 @@ class Decoder(Network):
     @property
     def longest(self) -> int | None:
         return self.context if self.places is not None else None
+
+    @property
+    def widest(self) -> int:
+        """Most positions that `context` tokens of a document take; where positions are learned, there are so many."""
+        return self.context
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -133,8 +138,8 @@ class Decoder(Network):
     def at(self, x: Tensor, index: Tensor) -> Tensor:
         """x plus the learned positions `index` (B, T), on the host. Raises: ValueError where there are too few."""
         assert self.places is not None
-        if index.numel() and int(index.max()) >= self.context:
-            raise ValueError(f"learned positions end at {self.context} tokens; read or generate fewer")
+        if index.numel() and int(index.max()) >= self.widest:
+            raise ValueError(f"learned positions end at {self.widest} tokens; read or generate fewer")
         return x + self.places(index.to(x.device))
 
     def reader(self, x: Tensor, batch: Batch) -> Any:

@@ -14,6 +14,7 @@ from tandem.corpus import (
     scoring_boundary_rows,
     scoring_rows,
     sentences_of,
+    widest_row,
 )
 
 LENGTHS = [3, 1, 50, 2, 61, 1, 9, 4, 20, 6, 14]
@@ -86,6 +87,21 @@ def test_a_row_is_as_long_as_what_its_sources_give_it(store_of):
     view = BoundaryRows(store, seed=1, rows=1, context=100)
     read = [sum(len(piece.tokens) for piece in view._pieces(100 * row)) for row in range(200)]
     assert view.context == pytest.approx(np.mean(read), abs=1)
+
+
+@pytest.mark.parametrize("context", [1, 7, 32])
+def test_the_widest_row_is_of_tokens_that_are_sentences(store_of, context):
+    """At the beginning of a document that does not end in the row; nothing is scored in a wider window either."""
+    store = store_of([200, 3])
+    store.segmentation = Segmentation(splitter="every", every=1)
+    view = BoundaryRows(store, 0, 1, context)
+    found = [sum(len(piece.tokens) for piece in view._pieces(context * row)) for row in range(400)]
+    assert max(found) == widest_row(context)
+    places = [
+        int((torch.arange(scoring.batch.tokens.shape[1]) - scoring.batch.starts).max())
+        for scoring in scoring_boundary_rows(store, context, 2)
+    ]
+    assert max(places) == widest_row(context) - 1
 
 
 def test_parts_are_runs_of_the_rows(store):

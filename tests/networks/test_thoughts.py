@@ -898,12 +898,13 @@ HOW = {  # the paper's settings, and where it has none the release's
                   "max_norm": 1.0, "lr_scale": {}},
     "schedule": {"name": "cosine", "warmup": 0.02, "floor": 0.1, "warmup_from_zero": False},
     "training": {"precision": "float32", "recompute": True},
+    "evaluation": {"every": None, "points": 100, "split": "all"},
     "objective": {"name": "next_token"},
 }  # fmt: skip
 
 
 def test_the_papers_recipe_has_its_settings():
-    """Fifty epochs of 30 M tokens are 75,000 steps of 20,000."""
+    """Fifty epochs of 30 M tokens are 75,000 steps of 20,000, evaluated at every half of an epoch."""
     values = load("gestalt/paper").values
     for section, expected in HOW.items():
         assert {name: values[section][name] for name in expected} == expected
@@ -956,7 +957,7 @@ def test_the_smallest_recipe_is_the_papers_block():
 def test_the_published_opponent_has_the_same_text_steps_and_rates():
     """In rows of 1,024 tokens."""
     values, own = load("gestalt/gpt2").values, load("gestalt/paper").values
-    shared = ("budget", "corpus", "optimiser", "schedule", "training", "objective")
+    shared = ("budget", "corpus", "optimiser", "schedule", "training", "evaluation", "objective")
     assert {key: values[key] for key in shared} == {key: own[key] for key in shared}
     assert (values["batch"]["rows"], values["batch"]["context"]) == (20, 1024)
     shape = ("width", "heads", "depth", "mlp", "mlp_width", "norm", "norm_eps", "bias", "positions")

@@ -39,7 +39,7 @@ BUGS = {
         ("without a generator nothing is drawn", "initialisation",
          "        initialise(self, c.init", "        if generator: initialise(self, c.init"),
         ("learned positions end in an index error", DECODER,
-         "if index.numel() and int(index.max()) >= self.context", "if False"),
+         "if index.numel() and int(index.max()) >= self.widest", "if False"),
         ("a step costs one key too few", "flops",
          "keys=lambda n: read(n) + 1", "keys=lambda n: read(n)"),
         ("training costs no pairs", "pairs",

@@ -67,6 +67,8 @@ BUGS = {
          "if first == 0:", "if first < 0:"),
         ("rows read by positions, not by tokens", ROWS,
          "self.begin + step * self.rows * self.row_tokens", "self.begin + step * self.rows * self.context"),
+        ("the widest row has no begin", ROWS,
+         "return 3 * tokens + 1", "return 3 * tokens"),
     ],
     "networks/boundary_decoder.py": [
         ("the ends of another document are read", GIST,
@@ -80,6 +82,8 @@ BUGS = {
          "self.sentences[:, -1:] if self.columns", "0 * self.sentences[:, -1:] + self.columns if self.columns"),
         ("boundaries have no share of the probability", GIST,
          "spare = 0 if self.config.sentences is None else 2", "spare = 0"),
+        ("learned positions have no room for boundaries", GIST,
+         "return self.context if self.config.sentences is None else widest_row(self.context)", "return self.context"),
     ],
     "evaluation/likelihood.py": [
         ("sentence ends are counted in the score", LIKELIHOOD,
