@@ -179,7 +179,7 @@ class GistReader:
         self.plan = plan_attention([own, ends], [x.shape[1], self.index.shape[1]], device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return read_gist(q, k, v, self.index, self.plan, self.masks.rate)
+        return read_gist(q, k, v, self.index, self.plan, self.masks.rates.attention)
 
 
 class GistSession(DecoderSession):

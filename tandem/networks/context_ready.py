@@ -152,7 +152,7 @@ class ContextReady(Network):
         """The last block's output (B, T, C) in the last of K passes."""
         reader = self.wrapped.reader(e, batch)
         reader.masks = Masks.of(self.config.dropout, batch)
-        e = reader.masks.drop(e, "embedding")  # once for all passes
+        e = reader.masks.enter(e, batch.tokens, self.vocabulary)  # once for all passes
         c, reader.masks.turn = self.corrected(e, reader, batch.starts, passes)
         return self.wrapped.states(plus(e, c), reader)
 

@@ -14,7 +14,7 @@ Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, V vocabul
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field
@@ -27,7 +27,7 @@ from tandem.networks.network import Ids, Network, aligned, columns_of, opening, 
 from tandem.nn.attention import Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, GraphCache, rows_of_state
-from tandem.nn.dropout import Masks
+from tandem.nn.dropout import Masks, Rates
 from tandem.nn.init import Embedding, Linear, initialise
 from tandem.nn.moe import MixtureConfig
 from tandem.nn.norm import NormKind, final_norm
@@ -58,8 +58,9 @@ class Decoder(Network):
         """The output matrix is the token table."""
         final_norm: NormKind | None = None
         """Norm of the output: rms, or layer with weight, bias and eps 1e-5; null: as in blocks."""
-        dropout: float | None = Field(None, gt=0, lt=1)
-        """Rate at which training drops embeddings, attention weights, and what attention and MLP add; null: nothing."""
+        dropout: Annotated[float, Field(gt=0, lt=1)] | Rates | None = None
+        """Rate at which training drops embeddings, attention weights, and what attention and MLP add; or a mapping of
+        rates by what is dropped, whole tokens among it; null: nothing."""
 
         @property
         def reach(self) -> int | None:
@@ -128,7 +129,8 @@ class Decoder(Network):
         self.routings = []  # those of a pass that was interrupted
         reader = self.reader(x, batch)
         reader.masks = Masks.of(self.config.dropout, batch)
-        hidden = self.norm(self.states(reader.masks.drop(self.placed(x, batch), "embedding"), reader))
+        x = reader.masks.enter(self.placed(x, batch), batch.tokens, self.vocabulary)
+        hidden = self.norm(self.states(x, reader))
         return hidden, self.extra(batch)
 
     def placed(self, x: Tensor, batch: Batch) -> Tensor:
@@ -201,7 +203,7 @@ class SpanReader:
         sources = [Source(k, v, self.span)]
         if self.network.watch:
             self.network.watch(self.stack, layer, q, sources)
-        return attend(q, sources, plan=self.plan, dropout=self.masks.rate)
+        return attend(q, sources, plan=self.plan, dropout=self.masks.rates.attention)
 
 
 class DecoderSession(FixedSteps):

@@ -311,7 +311,7 @@ class Network(nn.Module):
         routed = getattr(self.config, "moe", None) and torch.is_grad_enabled()
         tell: dict[str, Any] = {"tell": self.routings.append} if routed else {}
         masks = getattr(reader, "masks", None)
-        if masks and masks.rate:
+        if masks and masks.key is not None:
             return self.recomputed(masks.run, block, masks.turn, x, reader, *more, **tell)
         return self.recomputed(block, x, reader, *more, **tell)
 

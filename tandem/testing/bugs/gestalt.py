@@ -1,6 +1,7 @@
 """Bugs of Thought Gestalt: detached, misplaced or miscounted thoughts."""
 
 GESTALT = "tests/networks/test_thoughts.py"
+DROPOUT = "tests/networks/test_dropout.py"
 PARITY = "tests/parity/test_gestalt.py"
 
 # fmt: off
@@ -239,6 +240,12 @@ BUGS = {
          "repr((key, *place))", "repr((key,))"),
         ("more than text is dropped", GESTALT,
          "out = text & (", "out = ("),
+        ("a number drops tokens, too", DROPOUT,
+         "Rates(residual=rates, attention=rates)", "Rates(residual=rates, attention=rates, token=rates)"),
+        ("boundaries of sentences are dropped", DROPOUT,
+         "(tokens < vocabulary)", "(tokens < vocabulary + 2)"),
+        ("blocks drop at the rate of attention", DROPOUT,
+         "drop=self.rates.residual, **told", "drop=self.rates.attention, **told"),
     ],
     "nn/init.py": [
         ("the thought head does not decay",
