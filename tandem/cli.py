@@ -374,7 +374,7 @@ def analyse(
 
 @main.command("import")
 def import_model(
-    folder: Annotated[Path, typer.Argument(help="Folder of a Llama or Qwen3 model, as transformers saves it.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a Llama, Mistral, Qwen3 or GPT-2, by transformers.")],
     recipe: Annotated[str, typer.Argument(help="Recipe for everything but network and tokenizer.")],
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; by default the folder's and a hash.")] = None,

@@ -1,6 +1,7 @@
 """A decoder trained elsewhere, imported as a run: to evaluate, convert, train further and compare like any other.
 
-Its recipe is the given one with the network and tokenizer of the folder; its weights are the checkpoint of step 0.
+Its recipe is the given one with the network and tokenizer of the folder, and where positions are learned with a context
+of as many; its weights are the checkpoint of step 0.
 """
 
 import json
@@ -31,7 +32,12 @@ def import_run(source: Path, reference: str, overrides: Sequence[str], path: Cal
     options = {"name": "decoder", **network.config.model_dump(mode="json")}
     given = [f"network.{key}={json.dumps(value)}" for key, value in options.items()]
     tokenizer = [f"corpus.tokenizer={json.dumps(str(source.absolute()), ensure_ascii=False)}", "corpus.vocabulary=null"]
-    recipe = load(reference, [*given, *tokenizer, "start.run=null", *overrides])
+    bound = [] if network.longest is None else [f"batch.context={network.longest}"]
+    recipe = load(reference, [*given, *tokenizer, "start.run=null", *bound, *overrides])
+    if network.longest not in (None, context := recipe.batch.context):
+        raise UserError(
+            f"batch.context = {context}: {source} has learned positions for {network.longest}; leave it out"
+        )
     target = path(recipe)
     taken = UserError(f"{target}: exists already; give the run another name with --run")
     if target.exists():

@@ -57,6 +57,44 @@ def test_an_imported_decoder_is_a_run_that_is_judged_and_exported(llama, run, tm
     assert again.config == network.config
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A folder as GPT-2's own is written, of one layer and 48 positions."""
+    folder, V, C = tmp_path_factory.mktemp("gpt2"), 300, 16
+    Tokenizer.train(["the cat sees a small dog and sleeps " * 20], V).to_file(folder / "tokenizer.json")
+    sizes = {"architectures": ["GPT2LMHeadModel"], "vocab_size": V, "n_embd": C, "n_head": 2, "n_layer": 1}
+    (folder / "config.json").write_text(json.dumps(sizes | {"n_positions": 48, "layer_norm_epsilon": 1e-5}))
+    shapes = {"attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "mlp.c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C)}
+    shapes |= {"ln_1": (C,), "ln_2": (C,)}
+    names = {f"h.0.{name}.weight": shape for name, shape in shapes.items()}
+    names |= {f"h.0.{name}.bias": shape[-1:] for name, shape in shapes.items()}
+    names |= {"wte.weight": (V, C), "wpe.weight": (48, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    torch.manual_seed(0)
+    save_file({name: torch.randn(shape) / 4 for name, shape in names.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_the_context_of_an_imported_run_is_as_long_as_its_learned_positions(gpt2, small_corpus, tmp_path):
+    small = [one for one in SMALL if "context" not in one]
+    asked = "import", gpt2, "decoder/tiny", *small, *small_corpus[::3], *small_corpus[2:3], "--runs", tmp_path, "--run"
+    done = tandem(*asked, "other", "batch.context=32")
+    assert done.exit_code == 2 and f"batch.context = 32: {gpt2} has learned positions for 48; leave it" in done.stderr
+    assert not (tmp_path / "other").exists()
+    for name, more in ("mine", ()), ("same", ("batch.context=48",)):
+        done = tandem(*asked, name, *more)
+        assert done.exit_code == 0, done.output
+    opened = open_trained(tmp_path / "mine")
+    assert opened.network.context == opened.recipe.batch.context == 48
+    assert "step 0 of 4" in tandem("evaluate", tmp_path / "mine", "--documents", 3).output
+    done = tandem("generate", tmp_path / "mine", "the cat", "--tokens", 80)
+    assert done.exit_code == 2 and "learned positions for 48" in done.stderr
+    assert tandem("export", tmp_path / "mine", tmp_path / "out").exit_code == 0
+    texts = [tandem("generate", path, "the cat", "--tokens", 9).stdout for path in (gpt2, tmp_path / "out")]
+    assert texts[0] == texts[1] and "the cat" in texts[0]
+    done = tandem("train", tmp_path / "mine" / "recipe.yaml", "--run", "mine", "--runs", tmp_path)
+    assert done.exit_code == 0, done.output
+
+
 def test_it_can_be_converted_gone_on_with_and_started_from(run):
     done = tandem("convert", run, "--run", "ready", "--runs", run.parent)
     assert done.exit_code == 0, done.output

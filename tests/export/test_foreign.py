@@ -9,12 +9,17 @@ from tandem.corpus import Batch, Tokenizer
 from tandem.export.weights import load_exported
 from tandem.recipe import UserError
 
-NAMES = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
+NAMES = ["llama", "llama_tied", "qwen3", "qwen3_tied", "mistral", "mistral_tied", "gpt2", "gpt2_tied"]
 
 
 @pytest.fixture
 def llama(foreign, tmp_path):
     return shutil.copytree(foreign["llama"][0], tmp_path / "llama")
+
+
+@pytest.fixture
+def gpt2(foreign, tmp_path):
+    return shutil.copytree(foreign["gpt2"][0], tmp_path / "gpt2")
 
 
 def rewrite(path, **changes):
@@ -70,9 +75,10 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
     [
         (
             {"architectures": ["Qwen2ForCausalLM"]},
-            "architectures = .*Qwen2.*only LlamaForCausalLM and Qwen3",
+            "architectures = .*Qwen2.*only LlamaForCausalLM, .*GPT2LMHeadModel can be read",
         ),
         ({"architectures": "absent"}, "architectures = None"),
+        ({"architectures": [{}]}, "architectures = .*only Llama"),
         ({"architectures": ["TandemForCausalLM"], "recipe": {}}, "start.run=RUN takes the weights"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type = llama3"),
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = linear"),
@@ -90,12 +96,12 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"attention_bias": True, "mlp_bias": True}, "(?s)attention_bias = True.*\n.*mlp_bias = True"),
         ({"use_sliding_window": True}, "use_sliding_window = True: layers read all tokens"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = .*sliding"),
-        ({"hidden_act": "gelu"}, "hidden_act = gelu: the MLP is swiglu"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu: the MLP has silu or swish"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "absent"}, "hidden_size is missing"),
         ({"vocab_size": "absent"}, "vocab_size = None: must be"),
         ({"num_key_value_heads": 3}, r"config\.json: .*key_heads 3 does not divide heads 4"),
-        ({"hidden_size": "wide"}, r"config\.json: width = 'wide'"),
+        ({"hidden_size": "wide"}, r"config\.json: hidden_size = 'wide'"),
         (
             {"intermediate_size": 64},
             r"weights are not those of config\.json: .*gate_proj.weight is \(48, 32\) .* not \(64, 32\)",
@@ -103,6 +109,8 @@ def test_settings_of_files_before_transformers_5_are_read(llama):
         ({"num_hidden_layers": 3}, "missing.*model.layers.2|model.layers.2.*missing"),
         ({"num_hidden_layers": 1}, "model.layers.1.* unknown"),
         ({"architectures": ["Qwen3ForCausalLM"]}, "model.layers.0.self_attn.q_norm"),
+        ({"architectures": ["MistralForCausalLM"]}, "sliding_window is missing"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window = 0: .* greater than"),
         (
             {"tie_word_embeddings": True},
             "lm_head.weight is not model.embed_tokens.weight: write tie_word_embeddings: false",
@@ -113,6 +121,57 @@ def test_what_the_decoder_can_not_be_is_refused(changes, words, llama):
     rewrite(llama / "config.json", **changes)
     with pytest.raises(UserError, match=words):
         load_exported(llama)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True: all layers scale"),
+        ({"scale_attn_weights": False}, "scale_attn_weights = False: scores are divided"),
+        ({"activation_function": "relu"}, "activation_function = relu: the MLP has gelu_new or .* or gelu"),
+        ({"activation_function": "silu"}, "activation_function = silu: the MLP has gelu_new"),
+        ({"add_cross_attention": True}, "add_cross_attention = True: there is no second text"),
+        ({"n_embd": "absent"}, "n_embd is missing"),
+        ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon = 'small'"),
+        ({"n_head": 3}, "width 32 is not a multiple of heads 3"),
+        ({"n_positions": "absent"}, "n_positions = None: must be a whole number"),
+        ({"n_positions": 32}, r"transformer.wpe.weight is \(64, 32\) in .*, not \(32, 32\)"),
+        ({"n_inner": None}, r"transformer.h.0.mlp.c_fc.weight is \(32, 48\) in .*, not \(32, 128\)"),
+        ({"n_layer": 3}, "transformer.h.2.ln_1.weight, .* missing"),
+        ({"n_layer": 1}, "transformer.h.1.* unknown"),
+        ({"tie_word_embeddings": "absent"}, "ties the head .* lm_head.weight is not transformer.wte.weight: write"),
+    ],
+)
+def test_what_the_decoder_can_not_be_of_gpt2_is_refused(changes, words, gpt2):
+    rewrite(gpt2 / "config.json", **changes)
+    with pytest.raises(UserError, match=words):
+        load_exported(gpt2)
+
+
+def test_a_gpt2_is_read_as_its_first_files_were_written(foreign, gpt2):
+    """Without a prefix and a head, with buffers, and with settings that were yet to come."""
+    weights = load_file(gpt2 / "model.safetensors")
+    del weights["lm_head.weight"]
+    bare = {name.removeprefix("transformer."): value for name, value in weights.items()}
+    bare |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril() for layer in range(2)}
+    bare |= {f"h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(2)}
+    save_file(bare, gpt2 / "model.safetensors")
+    later = "tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "activation_function"
+    rewrite(gpt2 / "config.json", **dict.fromkeys(later, "absent"))
+    network, _ = load_exported(gpt2)
+    same, _ = load_exported(foreign["gpt2"][0])
+    assert network.config == same.config.model_copy(update={"tied": True}) and network.config.mlp == "gelu_tanh"
+    assert all(torch.equal(value, same.state_dict()[name]) for name, value in network.state_dict().items())
+    rewrite(gpt2 / "config.json", activation_function="gelu")
+    assert load_exported(gpt2)[0].config.mlp == "gelu"
+    save_file(bare | {"transformer.ln_f.bias": bare["ln_f.bias"].clone()}, gpt2 / "model.safetensors")
+    with pytest.raises(UserError, match=r"missing; .* unknown"):
+        load_exported(gpt2)
+
+
+def test_a_window_is_that_of_mistral(foreign):
+    """The logits above are those of transformers: 5 tokens with a token itself."""
+    assert [load_exported(foreign[name][0])[0].config.window for name in ("mistral", "mistral_tied")] == [5, None]
 
 
 @pytest.mark.parametrize(

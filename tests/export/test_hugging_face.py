@@ -19,7 +19,7 @@ from tandem.testing.cases import cases, first_cases
 pytest.importorskip("transformers")
 
 TEXTS = ["the cat sat on the mat naïve", "東京", "on the cat <|endoftext|> x"]
-IMPORTED = ["llama", "llama_tied", "qwen3", "qwen3_tied"]
+IMPORTED = ["llama", "llama_tied", "qwen3", "qwen3_tied", "mistral", "mistral_tied", "gpt2", "gpt2_tied"]
 LEARNED = [case for case in cases() if case.name == "decoder-gpt2"]  # with learned positions
 TINY = first_cases() + LEARNED  # exported code is by class
 CASES = [case.name for case in TINY] + IMPORTED
