@@ -38,7 +38,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, ValidationError
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
-from tandem.corpus.splitters import splitter, version_of
+from tandem.corpus.splitters import SAT_FOLDER, splitter, version_of
 from tandem.corpus.store import Store, end_with_parent, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.machine import cores
@@ -60,7 +60,7 @@ class Segmentation(Settings):
     every: Annotated[int, Field(ge=1)] | None = None
     """Tokens of a span, for splitter every; the last span of a document may be shorter."""
     weights: Annotated[str, AfterValidator(os.path.expanduser)] | None = None
-    """Folder with the model and the tokenizer of Segment any Text, such as sat-3l-sm, for splitter sat."""
+    """Folder with the model of Segment any Text, such as sat-3l-sm, in ONNX, and its tokenizer, for splitter sat."""
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Probability above which splitter sat ends a sentence; 0.15 unless given."""
     cap: Annotated[int, Field(ge=1)] | None = None
@@ -77,8 +77,7 @@ class Segmentation(Settings):
             raise ValueError("splitter every needs every, the tokens of a span; write every: 25")
         if self.splitter == "sat" and not (self.weights and Path(self.weights).is_dir()):
             raise ValueError(
-                f"splitter sat: weights = {self.weights} is no folder; fetch the model with its tokenizer, such as "
-                "segment-any-text/sat-3l-sm of the hub, or take splitter rules"
+                f"splitter sat: weights = {self.weights} is no folder; give {SAT_FOLDER}, or take splitter rules"
             )
         return {"threshold": 0.15 if self.splitter == "sat" else None, "cap": None if self.splitter == "every" else 64}
 

@@ -6,7 +6,8 @@ White space may belong to either neighbour or stand alone: sentences.py gives it
 
     rules   pysbd, which knows abbreviations, numbers, quotes and lists; line by line, for its time grows with the
             square of the length: 0.3 MB/s a core by lines, but 6 s for 100 kB in one piece
-    sat     Segment any Text (wtpsplit), the choice of Thought Gestalt's authors; weights from a folder
+    sat     Segment any Text (wtpsplit), the choice of Thought Gestalt's authors; weights from a folder, in ONNX, for
+            wtpsplit's model in PyTorch does not run with transformers 5
 """
 
 import functools
@@ -19,6 +20,11 @@ from tandem.recipe import UserError, require
 
 LONGEST_LINE = 100_000
 """Characters. A longer line is cut by a pattern, and so is one that pysbd changes."""
+
+SAT_FOLDER = (
+    "a folder with config.json and model_optimized.onnx, such as those of segment-any-text/sat-3l-sm on the hub, and "
+    "its tokenizer, made by AutoTokenizer.from_pretrained('facebookAI/xlm-roberta-base').save_pretrained(FOLDER)"
+)
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)")
@@ -66,8 +72,16 @@ def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
 
 def _sat(folder: str, threshold: float) -> Callable[[Sequence[str]], Iterator[Pieces]]:
     """Segment any Text with the weights and the tokenizer in a folder; a sentence ends where its probability exceeds
-    the threshold. Raises: UserError if its pieces do not make up the text."""
-    model = require("wtpsplit", "sat").SaT(folder, tokenizer_name_or_path=folder)
+    the threshold. Raises: UserError if the folder holds no such model, or if its pieces do not make up the text."""
+    wtpsplit, _ = require("wtpsplit", "sat"), require("onnxruntime", "sat")
+    try:
+        model = wtpsplit.SaT(folder, tokenizer_name_or_path=folder, ort_providers=["CPUExecutionProvider"])
+        list(model.split(["One. Two."], threshold=threshold))  # some of what a folder lacks shows only here
+    except Exception as error:  # whatever the packages raise
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(
+            f"corpus.sentences.weights = {folder} cannot be used ({type(error).__name__}: {reason}); give {SAT_FOLDER}"
+        ) from error
 
     def split(texts: Sequence[str]) -> Iterator[Pieces]:
         for text, pieces in zip(texts, model.split(list(texts), threshold=threshold), strict=True):

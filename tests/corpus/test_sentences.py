@@ -214,8 +214,8 @@ def test_given_sentences_are_those_of_the_texts(tmp_path):
 
 
 class SaT:
-    def __init__(self, folder, tokenizer_name_or_path):
-        assert (folder, tokenizer_name_or_path) == (SaT.folder, SaT.folder)
+    def __init__(self, folder, tokenizer_name_or_path, ort_providers):
+        assert (folder, tokenizer_name_or_path, ort_providers) == (SaT.folder, SaT.folder, ["CPUExecutionProvider"])
 
     def split(self, texts, threshold):
         """Like the package: a generator of lists, without the line breaks between sentences."""
@@ -231,6 +231,7 @@ def sat(tmp_path, monkeypatch):
     (tmp_path / "weights" / "config.json").write_text("{}")
     SaT.folder, SaT.honest = str(tmp_path / "weights"), True
     monkeypatch.setitem(sys.modules, "wtpsplit", SimpleNamespace(SaT=SaT))
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
     monkeypatch.setattr("importlib.metadata.version", lambda package: f"{package} stand-in")
     splitter.cache_clear()
     yield Segmentation(splitter="sat", weights=SaT.folder)
@@ -267,6 +268,86 @@ def test_prompts_are_split_by_segment_any_text_where_a_run_was(sat):
     split = lambda how: [tokenizer.decode(part) for part in open_sentences(text, tokenizer, how)]
     assert split(sat) == ["He is Gen. ", "Smith of old. ", "Nobody saw"]
     assert split(Segmentation()) == ["He is Gen. Smith of old. ", "Nobody saw"]
+
+
+def test_a_folder_that_the_package_cannot_use_is_named_with_what_it_has_to_hold(tmp_path, sat, monkeypatch):
+    monkeypatch.setattr(SaT, "split", lambda *_, **__: 1 / 0)
+    said = r"weights = .*weights cannot be used \(ZeroDivisionError: division by zero\); .*facebookAI/xlm-roberta-base"
+    with pytest.raises(UserError, match=said):
+        segment(made(tmp_path / "store", ["One. Two."]), sat)
+
+
+# The package itself, with a model of one table: its logits end a sentence behind "." ------------------------------
+
+
+def message(*fields) -> bytes:
+    """A protobuf message of fields (number, value): whole numbers, texts or messages."""
+    number = lambda n: bytes([n & 127 | 128]) + number(n >> 7) if n > 127 else bytes([n])
+    made = b""
+    for i, value in fields:
+        content = value.encode() if isinstance(value, str) else value
+        made += (
+            number(i << 3) + number(value)
+            if isinstance(value, int)
+            else number(i << 3 | 2) + number(len(content)) + content
+        )
+    return made
+
+
+def onnx_model() -> bytes:
+    """logits (B, T, 1) = table (5, 1)[input_ids (B, T)], in float16; the attention mask is not read."""
+    half, whole = 10, 7
+    shape = lambda *sizes: message(*((1, message((2, size))) for size in sizes))
+    value = lambda name, kind, *sizes: message((1, name), (2, message((1, message((1, kind), (2, shape(*sizes)))))))
+    table = np.array([-10, -10, -10, -10, 10], np.float16).tobytes()
+    graph = message(
+        (1, message((1, "table"), (1, "input_ids"), (2, "logits"), (4, "Gather"))),
+        (2, "graph"),
+        (5, message((1, 5), (1, 1), (2, half), (8, "table"), (9, table))),
+        (11, value("input_ids", whole, "B", "T")),
+        (11, value("attention_mask", half, "B", "T")),
+        (12, value("logits", half, "B", "T", "one")),
+    )
+    return message((1, 8), (7, graph), (8, message((2, 17))))
+
+
+@pytest.fixture
+def real_sat(tmp_path):
+    pytest.importorskip("wtpsplit")
+    pytest.importorskip("onnxruntime")
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, ".": 4}
+    inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore
+    special = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>"}
+    folder = tmp_path / "weights"
+    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "xlm-token", "num_labels": 1}')
+    (folder / "model_optimized.onnx").write_bytes(onnx_model())
+    splitter.cache_clear()
+    return folder
+
+
+def test_the_package_itself_splits_without_its_model_in_pytorch(tmp_path, real_sat):
+    texts = ["One. Two.\n\nThree four.", " \n", "x", "\n Then. " * 400]
+    store = made(tmp_path / "store", texts)
+    found = segment(store, Segmentation(splitter="sat", weights=str(real_sat)))
+    assert ["".join(sentences_of(store, found, i)) for i in range(len(texts))] == texts
+    assert [part.split() for part in sentences_of(store, found, 0)] == [["One."], ["Two."], ["Three", "four."]]
+    assert len(found.document(3)) == 400
+    assert found.manifest.version.startswith("wtpsplit 2") and "wtpsplit.models" not in sys.modules
+
+
+@pytest.mark.parametrize("lacks", ["config.json", "model_optimized.onnx", "tokenizer", "names of special tokens"])
+def test_the_package_cannot_use_a_folder_that_lacks_something(tmp_path, real_sat, lacks):
+    if lacks == "names of special tokens":  # as beside xlm-roberta-base itself
+        (real_sat / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    else:
+        [path.unlink() for path in real_sat.iterdir() if path.name.startswith(lacks)]
+    said = r"weights = .*weights cannot be used \(\w+: .+\); .*facebookAI/xlm-roberta-base"
+    with pytest.raises(UserError, match=said):
+        segment(made(tmp_path / "store", ["One. Two."]), Segmentation(splitter="sat", weights=str(real_sat)))
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(store, tmp_path, monkeypatch):
