@@ -179,11 +179,12 @@ class Layout:
         return np.split(np.arange(len(self.lengths)), np.flatnonzero(np.diff(piece)) + 1)
 
     def _groups(self) -> list[list[int]]:
-        """Steps of every chunk: consecutive ones, of up to CHUNK positions together."""
+        """Steps of every chunk: consecutive ones, of up to CHUNK positions together, or one that has more."""
         groups: list[list[int]] = []
         held = 0
         for t, of in enumerate(self.sentences):
-            size = int(self.lengths[of].sum()) + len(of)
+            slots = self.filled(t) if self.in_context else 0
+            size = int(self.lengths[of].sum()) + len(of) * (slots + 1)
             if not groups or held + size > CHUNK:
                 groups.append([])
                 held = 0

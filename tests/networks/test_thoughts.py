@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from tandem.corpus import Segmentation
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
 from tandem.generation.generate import generate
 from tandem.generation.sampling import Sampler, row_generators
-from tandem.networks import gestalt_reading
+from tandem.networks import gestalt_layout, gestalt_reading
 from tandem.networks.decoder import Decoder
 from tandem.networks.gestalt import Gestalt, GestaltDropout
 from tandem.networks.gestalt_blocks import ThoughtHead, rank_table
+from tandem.networks.gestalt_layout import CHUNK, Layout, PackedReader
 from tandem.networks.gestalt_reading import NO_DROPOUT, Reading
 from tandem.nn.dropout import drawn, tokens_dropped
 from tandem.nn.init import DECAYED, roles
@@ -307,8 +309,6 @@ def test_detach_cuts_memory_and_seed_alike():
 
 def read_by(network, layer, thoughts):
     """What cross-attention of a layer reads of thoughts (F, C), oldest first, by random queries."""
-    from tandem.networks.gestalt_layout import Layout, PackedReader
-
     lengths, memory = [[2] * (len(thoughts) + 1)], network.config.memory
     layout = Layout(lengths, memory=memory, in_context=False, recurrent=True, device="cpu")
     reader = PackedReader(layout.steps[-1], None, 0.0)
@@ -395,6 +395,17 @@ def test_memory_is_first_in_first_out():
     begins = [0, 3, 6, 8, 10, 11]  # of the thoughts of each step that a next sentence reads
     rows = chunk.windows[sum(layout.widths[:5]) :].tolist()  # the longest stream, sentences 5 and 6
     assert rows == [[begins[j] for j in (2, 3, 4)], [begins[j] for j in (3, 4, 5)]]
+
+
+def test_chunks_of_more_than_one_step_count_the_thoughts_that_lie_in_them(monkeypatch):
+    for lengths in ([[25] * 60] * 13, [[60] * 50] * 60):
+        layout = Layout(lengths, memory=40, in_context=True, recurrent=True, device="cpu")
+        sizes = [len(rows.places) for rows in layout.chunks]
+        assert all(size <= CHUNK or len(group) == 1 for size, group in zip(sizes, layout.groups, strict=True))
+        assert min(a + b for a, b in pairwise(sizes)) > CHUNK
+    monkeypatch.setattr(gestalt_layout, "CHUNK", 30)
+    assert 1 < len(build(blocks="self").layout(streams(RAGGED), "cpu").chunks) < 7
+    assert_is_the_sentence_loop(blocks="self")
 
 
 def test_exchanged_memories_change_scores_and_only_of_those_who_read_them():
