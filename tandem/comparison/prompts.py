@@ -19,8 +19,8 @@ from tandem.corpus.files import LINES, ROWS
 from tandem.generation.generate import Piece
 from tandem.recipe import SECTIONS, UserError
 
-WRITTEN = ("text", "tokens", "end")
-"""Keys that `print_records` adds to those of a prompt."""
+WRITTEN = ("text", "tokens", "end", "closed_by_force")
+"""Keys that `print_records` adds to those of a prompt, the last where sentences may be closed by force."""
 SETTING = re.compile(rf"({'|'.join(SECTIONS)})(\.\w+)+=")
 
 
@@ -108,6 +108,8 @@ def print_records(prompts: Sequence[dict[str, Any]], pieces: Iterable[Piece]) ->
         texts[piece.row] += piece.text
         if piece.end:
             ended[piece.row] = {"tokens": piece.tokens, "end": piece.end}
+            if piece.closed_by_force is not None:
+                ended[piece.row]["closed_by_force"] = piece.closed_by_force
         while current in ended:
             print(json.dumps({**prompts[current], "text": texts[current], **ended[current]}), flush=True)
             current += 1

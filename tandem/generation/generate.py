@@ -22,7 +22,7 @@ from torch import Generator
 
 from tandem.corpus import Tokenizer
 from tandem.generation.sampling import Sampler, row_generators
-from tandem.networks.network import Ids, Network, ids_of
+from tandem.networks.network import Ids, Network, Session, ids_of
 from tandem.recipe import UserError
 
 
@@ -44,7 +44,7 @@ def generate(
     """
     texts = [ids_of(prompt) for prompt in prompts]
     _check(network, texts, max_tokens)
-    return _tokens(network, texts, generators, sampler, max_tokens, stop)
+    return _tokens(network, network.session(len(texts)), texts, generators, sampler, max_tokens, stop)
 
 
 def _check(network: Network, prompts: list[list[int]], max_tokens: int) -> None:
@@ -64,13 +64,14 @@ def _check(network: Network, prompts: list[list[int]], max_tokens: int) -> None:
 
 def _tokens(
     network: Network,
+    session: Session,
     prompts: list[list[int]],
     generators: Sequence[Generator],
     sampler: Sampler,
     max_tokens: int,
     stop: int | None,
 ) -> Iterator[tuple[int, int]]:
-    session, left, going = network.session(len(prompts)), [max_tokens] * len(prompts), list(range(len(prompts)))
+    left, going = [max_tokens] * len(prompts), list(range(len(prompts)))
     boundaries, since = network.ids - network.vocabulary, torch.zeros(len(prompts), dtype=torch.long)
     logits = session.prefill(prompts)
     for _ in range((1 + boundaries) * max_tokens):
@@ -100,6 +101,8 @@ class Piece(NamedTuple):
     """Tokens drawn so far, the document end included."""
     end: Literal["", "document", "length"]
     """Why the row ends here: with its document, or because `max_tokens` is reached; "": it goes on."""
+    closed_by_force: int | None = None
+    """Sentences of the row, prompt included, that were closed without their end; None: its network closes none."""
 
 
 def stream_text(
@@ -156,20 +159,15 @@ def _pieces(
     """The pieces of the prompts from number `first` on, which are served together."""
     texts = ([token for token in start if token < tokenizer.vocabulary and token != tokenizer.eos] for start in starts)
     streams, counts = [TextStream(tokenizer, _end(tokenizer, text)) for text in texts], [0 for _ in starts]
-    drawn = generate(
-        network,
-        starts,
-        generators[first : first + len(starts)],
-        sampler=sampler,
-        max_tokens=max_tokens,
-        stop=tokenizer.eos,
-    )
+    session, own = network.session(len(starts)), generators[first : first + len(starts)]
+    drawn = _tokens(network, session, starts, own, sampler, max_tokens, tokenizer.eos)
     for row, token in drawn:
         counts[row] += 1
         end = "document" if token == tokenizer.eos else "length" if counts[row] == max_tokens else ""
         text = streams[row].push(token) + (streams[row].rest() if end else "")
         if text or end:
-            yield Piece(first + row, text, counts[row], end)
+            forced = getattr(session, "closed_by_force", None)
+            yield Piece(first + row, text, counts[row], end, None if forced is None else int(forced[row]))
 
 
 def _end(tokenizer: Tokenizer, text: list[int]) -> list[int]:

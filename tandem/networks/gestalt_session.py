@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 
 class GestaltSession:
-    """By row: `held` positions of the open sentence, `slots` of these that are thoughts, `known` thoughts kept."""
+    """By row: `held` positions of the open sentence, `slots` of these that are thoughts, `known` thoughts kept, and the
+    sentences that were `closed_by_force`."""
 
     def __init__(self, network: "Gestalt", rows: int):
         self.network, self.rows = network, rows
-        self.held, self.slots, self.known = (np.zeros(rows, np.int64) for _ in range(3))
+        self.held, self.slots, self.known, self.closed_by_force = (np.zeros(rows, np.int64) for _ in range(4))
         self.seeds: list[Tensor | None] = [None] * rows
         """The last thought of each row."""
         self.own: dict[int, Tensor] = {}
@@ -54,6 +55,8 @@ class GestaltSession:
         for t in range(max(len(closed) for closed, _ in cut)):
             rows = [row for row, (closed, _) in enumerate(cut) if t < len(closed)]
             self._close(rows, [cut[row][0][t] for row in rows])
+        cap = self.network.config.cap
+        self.closed_by_force += [sum(len(sentence) == cap for sentence in closed) for closed, _ in cut]
         self.logits = self._read(range(self.rows), self._fronts(range(self.rows)), [tail for _, tail in cut])
         return self.logits
 
@@ -89,6 +92,7 @@ class GestaltSession:
                 going, [None] * len(going), [[tokens[row]] for row in going]
             )
         full = [row for row in going if self._lengths[row] == cap]
+        self.closed_by_force[full] += 1
         if ending := sorted([*closing, *full]):
             self._close(ending, None)
             logits[sent(np.array(ending), logits.device)] = self._read(ending, self._fronts(ending), [[]] * len(ending))
@@ -183,7 +187,8 @@ class GestaltSession:
         other = GestaltSession.__new__(GestaltSession)
         other.__dict__ |= self.__dict__
         other.rows = len(kept)
-        other.held, other.slots, other.known = (x[kept.numpy()] for x in (self.held, self.slots, self.known))
+        counts = self.held, self.slots, self.known, self.closed_by_force
+        other.held, other.slots, other.known, other.closed_by_force = (x[kept.numpy()] for x in counts)
         other.logits = rows_of_state(self.logits, kept)
         other.own = {layer: rows_of_state(kv, kept, dim=1) for layer, kv in self.own.items()}
         other.thoughts = {layer: rows_of_state(x, rows) for layer, x in self.thoughts.items()}

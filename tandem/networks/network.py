@@ -39,7 +39,8 @@ Ids = Sequence[int] | np.ndarray | Tensor
 class Session(Protocol):
     """Generation by one network: `rows` texts side by side, each continued independently.
 
-    Logits are inference tensors: they take no gradient, and `clone` comes before a change in place.
+    Logits are inference tensors: they take no gradient, and `clone` comes before a change in place. A session that
+    closes sentences by force counts them by row, in `closed_by_force` (B,); others have no such attribute.
     """
 
     def prefill(self, prompts: Sequence[Ids]) -> Tensor:

@@ -13,7 +13,7 @@ PIECES = [
     Piece(1, " x", 1, ""),
     Piece(0, " a", 1, ""),
     Piece(1, " y", 2, "document"),
-    Piece(2, " q", 1, "length"),
+    Piece(2, " q", 1, "length", 2),
     Piece(0, " b", 2, ""),
     Piece(0, "", 3, "document"),
 ]
@@ -48,7 +48,7 @@ def test_what_is_shown_at_once_and_what_waits_for_its_turn(capsys, show, after_e
         assert [json.loads(line) for line in seen.splitlines()] == [
             {"prompt": "A", "id": {"of": "A"}, "text": " a b", "tokens": 3, "end": "document"},
             {"prompt": "B", "id": {"of": "B"}, "text": " x y", "tokens": 2, "end": "document"},
-            {"prompt": "C", "id": {"of": "C"}, "text": " q", "tokens": 1, "end": "length"},
+            {"prompt": "C", "id": {"of": "C"}, "text": " q", "tokens": 1, "end": "length", "closed_by_force": 2},
         ]
 
 

@@ -165,7 +165,7 @@ def test_bytes_of_a_character_in_the_prompt_are_not_read_with_those_that_follow(
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = Tokenizer(inner)
     drawn = ((0, token) for token in "\U0001f600a".encode())
-    monkeypatch.setattr("tandem.generation.generate.generate", lambda *_, **__: drawn)
+    monkeypatch.setattr("tandem.generation.generate._tokens", lambda *_, **__: drawn)
     network = network_of(tokenizer.vocabulary)
     assert generate_text(network, tokenizer, [prompt], sampler=GREEDY, max_tokens=5) == ["\U0001f600a"]
 
@@ -176,7 +176,7 @@ def test_words_keep_the_space_between_them_and_the_prompt(monkeypatch):
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = Tokenizer(inner)
     drawn = ((row, token) for token in (3, 1) for row in (0, 1))
-    monkeypatch.setattr("tandem.generation.generate.generate", lambda *_, **__: drawn)
+    monkeypatch.setattr("tandem.generation.generate._tokens", lambda *_, **__: drawn)
     network = network_of(tokenizer.vocabulary)
     texts = generate_text(network, tokenizer, ["the cat", ""], sampler=DRAWN, max_tokens=2)
     assert texts == [" sat the", "sat the"]

@@ -7,6 +7,8 @@ import torch
 
 from tandem.corpus import Segmentation, Tokenizer, segment
 from tandem.corpus.store import Store, StoreWriter
+from tandem.generation.generate import stream_text
+from tandem.generation.sampling import Sampler
 from tandem.networks.boundary_decoder import BoundaryDecoder
 from tandem.networks.gestalt import Gestalt
 from tandem.testing.cases import Case
@@ -84,6 +86,18 @@ def test_an_empty_text_begins_as_texts_do():
     begun.step(torch.tensor([5]))
     assert opened.known.tolist() == [0] and opened.held.tolist() == [1]
     assert torch.equal(opened.step(torch.tensor([5])), begun.logits) and not torch.equal(logits, begun.logits)
+
+
+def test_pieces_of_a_text_count_the_sentences_that_were_closed_by_force():
+    """With a cap of one token, every token that was read, but not the last one drawn."""
+    options = {"sampler": Sampler(Sampler.Config()), "max_tokens": 9, "rows": 2}
+    network, prompts = network_of(Gestalt, Segmentation(cap=1), cap=1), ["", "It rained.", "He"]
+    read = [0, *(len(TOKENIZER.encode(prompt)) for prompt in prompts[1:])]
+    pieces = list(stream_text(network, TOKENIZER, prompts, **options))
+    assert {piece.row for piece in pieces if piece.end} == {0, 1, 2}
+    assert all(piece.closed_by_force == read[piece.row] + piece.tokens - 1 for piece in pieces)
+    others = stream_text(network_of(BoundaryDecoder, Segmentation()), TOKENIZER, prompts, **options)
+    assert {piece.closed_by_force for piece in others} == {None}
 
 
 def test_prompts_have_no_given_sentences():

@@ -657,6 +657,13 @@ def test_rows_stand_at_different_sentences_and_full_ones_are_closed():
         for row, session in enumerate(alone):
             close(session.step(torch.tensor([texts[row][2 + row + step]]))[0], logits[row], FLOAT, f"row {row}")
     assert alone[0].held[0] == together.held[0] == 2  # 22 tokens, 7 a sentence: a seed and one token are open
+    assert together.closed_by_force.tolist() == [session.closed_by_force[0] for session in alone] == [3, 0, 0]
+    fork = together.fork(torch.tensor([1, 0]))
+    fork.step(torch.randint(1, VOCABULARY, (2, 14), generator=generator))
+    assert fork.closed_by_force.tolist() == [2, 5] and together.closed_by_force.tolist() == [3, 0, 0]
+    at_once = network.session(3)
+    at_once.prefill([text[:23] for text in texts])
+    assert at_once.closed_by_force.tolist() == [3, 0, 0]
 
 
 def test_a_sentence_that_is_full_is_not_closed_twice():

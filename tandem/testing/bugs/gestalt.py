@@ -214,6 +214,9 @@ BUGS = {
         ("a full sentence stays open",
          GESTALT + "::test_rows_stand_at_different_sentences_and_full_ones_are_closed",
          "if self._lengths[row] == cap", "if self._lengths[row] == cap + 1"),
+        ("sentences closed by force are counted in prompts alone",
+         GESTALT + "::test_rows_stand_at_different_sentences_and_full_ones_are_closed",
+         "self.closed_by_force[full] += 1", "pass"),
         ("a full sentence of a prompt is closed twice",
          GESTALT + "::test_a_sentence_that_is_full_is_not_closed_twice",
          "elif not tail:  # a full", "elif False:  # a full"),
@@ -267,5 +270,8 @@ BUGS = {
         ("sentence ends are yielded as text",
          GESTALT + "::test_generation_reads_the_ends_it_draws_and_stops_at_the_document_end",
          "if drawn[row] < network.vocabulary:", "if True:"),
+        ("all rows count the sentences of the first that were closed by force",
+         "tests/networks/test_prompts_of_sentences.py",
+         "int(forced[row])", "int(forced[0])"),
     ],
 }
