@@ -386,7 +386,8 @@ def _spent_before(run: Path) -> str:
 
 def _environments(results: Iterable[Result]) -> dict[str, list[str]]:
     entries = [entry for result in results for entry in result.environment]
-    return {key: list(dict.fromkeys(_shown(entry.get(key)) for entry in entries)) for key in KEEP_APART}
+    said = {key: [_shown(entry[key]) for entry in entries if key in entry] for key in KEEP_APART}
+    return {key: list(dict.fromkeys(values)) or ["unknown"] for key, values in said.items()}
 
 
 def _shown(value: Any) -> str:

@@ -18,6 +18,8 @@ ENVIRONMENT = {
     "numpy": "2.4.6",
     "platform": "Linux-6.1",
     "cpu": "AMD EPYC 9B45",
+    "device": "cpu",
+    "precision": "weights float32, compute float32",
     "cores": 2,
     "gpus": [],
     "plugins": [],

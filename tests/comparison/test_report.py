@@ -275,6 +275,17 @@ def test_arms_that_are_equal_bit_for_bit_are_called_so(make_study, run):
     assert fixed(-0.0) == "0.0000"
 
 
+def test_a_process_that_ended_before_it_trained_has_no_device_to_differ_in(make_study, run):
+    first, *others = everything(run)
+    began = {key: value for key, value in first.environment[0].items() if key not in ("device", "precision")}
+    runs = [dataclasses.replace(first, environment=[began, *first.environment]), *others]
+    summary = Summary.of(make_study(), runs)
+    assert not any("differ in device" in warning or "in precision" in warning for warning in summary.warnings)
+    assert summary.environments["device"] == Summary.of(make_study(), others).environments["device"]
+    alone = [dataclasses.replace(r, environment=[began]) for r in everything(run)]
+    assert Summary.of(make_study(), alone).environments["device"] == ["unknown"]
+
+
 def test_an_interval_over_seeds_alone_is_marked(make_study, run, page):
     names = ("nats", "documents", "document_tokens", "document_bytes", "end_nats")
     results = [dataclasses.replace(r, **{name: getattr(r, name)[:1] for name in names}) for r in everything(run)]
