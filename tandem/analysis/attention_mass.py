@@ -98,13 +98,13 @@ class AttentionMass(Analysis):
         return record
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
-        name, what = "generation_own_mass", "attention on own tokens"
-        if name not in record:
-            name, what = "decoder_entropy", "entropy of attention weights, nats"
-        else:
+        if own := record.get("generation_own_mass"):
+            values, stack, what = own, "generation stack", "attention on own tokens"
             axes.set_ylim(0, 1)
-        layers = range(1, len(record[name]) + 1)
-        axes.bar(layers, [value or 0 for value in record[name]], color="C0")
+        else:
+            values, stack, what = record["decoder_entropy"], "decoder", "entropy of attention weights, nats"
+        layers = range(1, len(values) + 1)
+        axes.bar(layers, [value or 0 for value in values], color="C0")
         axes.set_xticks(list(layers))
-        axes.set_xlabel(f"block of the {name.partition('_')[0]}{' stack' * (name[0] == 'g')}")
+        axes.set_xlabel(f"block of the {stack}")
         axes.set_ylabel(what)

@@ -40,8 +40,8 @@ from tandem.training.checkpoint import latest, read_progress, write_durably
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
 MAY_DIFFER += ("evaluation.rows", "batch.micro_batches")
-"""Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns. Not
-training.device, on which the automatic precision depends."""
+"""Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns (but for the
+balance of experts, which is that of a micro-batch). Not training.device, on which the automatic precision depends."""
 PLACES = ("corpus.texts", "corpus.validation", "corpus.tokenizer", "corpus.folder", "evaluation.texts", "start.run")
 """Keys that hold paths: another machine may spell them in another way."""
 CURES = {
