@@ -96,10 +96,11 @@ def draw(spans, keys, T, dtype=torch.float64, rows=B):
     return q if isinstance(spans[0], tuple) else q[0], sources, [*q, *(x for pair in kv for x in pair)]
 
 
-def everything(function, q, sources, leaves, **options):
-    """Outputs, alone and beside log-sum-exps, these, and the gradients of a random projection of the outputs, flattened
-    into one list."""
-    y, (beside, lse) = function(q, sources, **options), function(q, sources, return_lse=True, **options)
+def everything(function, q, sources, leaves, alone=True, **options):
+    """Outputs, alone (unless these are known to be the same) and beside log-sum-exps, these, and the gradients of a
+    random projection of the outputs, flattened into one list."""
+    beside, lse = function(q, sources, return_lse=True, **options)
+    y = function(q, sources, **options) if alone else beside
     ys, besides, lses = (y, beside, lse) if isinstance(q, tuple) else ((y,), (beside,), (lse,))
     assert not any(x.requires_grad for x in lses)
     generator = torch.Generator().manual_seed(1)
