@@ -163,7 +163,7 @@ def prepare(
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte against what was written.")] = False,
 ) -> None:
-    """Turn the text of a recipe into a prepared corpus. `train` does it too."""
+    """Turn the text of a recipe into a prepared corpus. `train` does it too. Interrupted, it goes on where it was."""
     from tandem.comparison.pretrain import prepared
     from tandem.recipe import counted, load
 

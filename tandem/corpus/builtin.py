@@ -55,6 +55,7 @@ class Builtin:
     """The built-in corpus as a source (sources.py); sizes count bytes of source code."""
 
     name = "builtin"
+    shards = 1
 
     def __init__(self) -> None:
         self.distributions = required_distributions()
@@ -84,7 +85,7 @@ class Builtin:
     def check(self) -> None:
         """There is nothing that it could miss."""
 
-    def read(self) -> Iterator[tuple[str, int]]:
+    def read(self, shard: int = 0) -> Iterator[tuple[str, int]]:
         """Yields (document, bytes of source code read so far). The second time it has them all."""
         if self._documents:
             yield from self._documents

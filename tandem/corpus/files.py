@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from tandem.recipe import UserError, require
 
@@ -38,12 +38,17 @@ ROWS_READ = 256
 """Rows turned into Python texts at a time."""
 
 
+class BrokenOff(UserError):
+    """A text could not be read on, for a reason that may pass."""
+
+
 @dataclass(frozen=True)
 class File:
     """One file as a source (sources.py); the first of `fields` that it has is the key or column that holds the text."""
 
     path: Path
     fields: tuple[str, ...]
+    shards: ClassVar[int] = 1
 
     @property
     def name(self) -> str:
@@ -54,7 +59,7 @@ class File:
     def identity(self) -> str:
         """Path, size and modification time: hashing gigabytes would delay the opening of a prepared corpus."""
         stat = self.path.stat()
-        return f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {' '.join(self.fields)}"
+        return " ".join([f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns}", "\n".join(self.fields)])
 
     @property
     def size(self) -> int:
@@ -67,7 +72,7 @@ class File:
         elif self.path.suffix == ".zst":
             require("pyarrow", "text")
 
-    def read(self) -> Iterator[tuple[Text, int]]:
+    def read(self, shard: int = 0) -> Iterator[tuple[Text, int]]:
         """Yields (document, bytes of the file read so far)."""
         readers = {WHOLE: self._whole, ARTICLES: self._articles, LINES: self._lines, ROWS: self._rows}
         documents = next(reader for kind, reader in readers.items() if self._is(kind))()
@@ -76,7 +81,7 @@ class File:
                 if is_visible(text):
                     yield text, done
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror}); see to that, or leave it out") from error
+            raise BrokenOff(f"{self.path}: cannot be read ({error.strerror}); see to that, or leave it out") from error
 
     def _is(self, kind: tuple[str, ...]) -> bool:
         return self.path.name.endswith(kind)
@@ -119,6 +124,8 @@ class File:
                     if not line.isspace():
                         yield self._text_of(line, number), raw.tell()
             except (EOFError, zlib.error, OSError) as error:
+                if isinstance(error, OSError) and error.errno:  # the disk's, not the file's
+                    raise
                 raise UserError(f"{self.path}: damaged after line {number} ({error}); fetch it again") from error
 
     def _unpacked(self, raw: BinaryIO) -> Any:

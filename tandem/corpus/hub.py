@@ -5,15 +5,17 @@
 
 A prepared corpus is identified by this name: without a revision, it stays as it was when it was prepared, whatever
 changes on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
-Cost: the download; training a tokenizer on it reads its beginning once more.
+Cost: the download; training a tokenizer on it reads its beginning once more. An interrupted preparation goes on in the
+shard, which is a file of the data set, in which it was.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.corpus.files import Text, checked, is_visible, parts_of, present
+from tandem.corpus.files import BrokenOff, Text, checked, is_visible, parts_of, present
 from tandem.recipe import UserError, require
 
 PREFIX = "hf:"
@@ -44,34 +46,45 @@ class Hub:
 
     @property
     def identity(self) -> str:
-        return f"{self.name} {' '.join(self.fields)}"
+        return " ".join([self.name, "\n".join(self.fields)])
 
     def check(self) -> None:
         """Raises: UserError if `datasets` is not installed, or finds no such data set, split or column."""
-        columns = self._open().column_names
+        columns = self._data.column_names
         if columns is not None:
             present("column", self.fields, columns, self.name)
 
-    def read(self) -> Iterator[tuple[Text, int]]:
-        """Yields (document, bytes of text read so far)."""
+    @property
+    def shards(self) -> int:
+        """Files of the split, which is read one after the other."""
+        return self._data.num_shards
+
+    def read(self, shard: int = 0) -> Iterator[tuple[Text, int]]:
+        """Yields (document, bytes of text read so far) of a shard."""
         done = 0
-        for row, record in enumerate(self._records(), 1):
-            field = present("column", self.fields, record, f"{self.name}: row {row}")
-            text = checked(record[field], f'{self.name}: row {row}: column "{field}"')
+        for row, record in enumerate(self._records(shard), 1):
+            where = f"{self.name}: {self._row(shard, row)}"
+            field = present("column", self.fields, record, where)
+            text = checked(record[field], f'{where}: column "{field}"')
             done += sum(len(part.encode()) for part in parts_of(text))
             if is_visible(text):
                 yield text, done
 
-    def _records(self) -> Iterator[dict[str, Any]]:
-        records, row = self._open(), 0
+    def _row(self, shard: int, row: int) -> str:
+        return f"row {row} of shard {shard + 1}" if self.shards > 1 else f"row {row}"
+
+    def _records(self, shard: int) -> Iterator[dict[str, Any]]:
+        row = 0
         try:
-            for record in records:
+            for record in self._data.shard(self.shards, shard):
                 row += 1
                 yield record
         except (OSError, ValueError) as error:  # a lost connection; a damaged file
-            raise UserError(f"{self.name}: broke off after row {row} ({error}); prepare the corpus again") from error
+            cure = "start the same command again, which goes on"
+            raise BrokenOff(f"{self.name}: broke off after {self._row(shard, row)} ({error}); {cure}") from error
 
-    def _open(self) -> Any:
+    @functools.cached_property
+    def _data(self) -> Any:
         datasets = require("datasets", "hub")
         try:
             return datasets.load_dataset(

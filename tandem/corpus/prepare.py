@@ -7,6 +7,8 @@ A mixture (`texts` with shares) is also one pair of stores, which record the sou
 The folder's name holds a hash of everything that decides its contents: the sources with their sizes and modification
 times, the tokenizer, the split. So a second call opens what the first one wrote, and a changed file is prepared anew.
 The folder is written under another name and renamed when complete, under a lock: a second process waits and opens it.
+Interrupted, the same command goes on from the last SAVE characters; a mistake in the text, which has to be mended
+there and so makes other contents, leaves nothing.
 
 One thread reads, two encode in turn (the tokenizers library spreads each batch over all cores), and documents keep
 their order. Cost: encoding time; memory is a few batches, whatever the size of the corpus.
@@ -26,9 +28,10 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from tandem.corpus.boundaries import token_starts
+from tandem.corpus.files import BrokenOff
 from tandem.corpus.sentences import Segmentation, in_turn
 from tandem.corpus.sources import Source, check_names, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter, unmade
+from tandem.corpus.store import FORMAT, Store, StoreWriter, replace_text, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.recipe import Settings, UserError, counted, register
 
@@ -39,6 +42,10 @@ SIDES = ("train", "validation")
 
 BATCH = 1 << 21
 """Characters encoded at a time: enough for many cores, little enough for memory."""
+SAVE = 1 << 26
+"""Characters after which an interrupted preparation can go on: seconds to a minute."""
+WRITTEN = "written.json"
+"""Up to where the texts have been written, while they are."""
 SAMPLE = 1 << 25
 """Characters that a tokenizer is trained on: more hardly changes its merges."""
 
@@ -53,6 +60,19 @@ class Part(NamedTuple):
     """Number of the mixture's entry to which it belongs."""
 
 
+class Place(NamedTuple):
+    """Up to where the texts have been read: all that is before a shard of a part, and some documents of it."""
+
+    part: int = 0
+    shard: int = 0
+    documents: int = 0
+    before: int = 0
+    """Bytes before the shard."""
+
+
+BEGIN = Place()
+
+
 class Document(NamedTuple):
     side: str
     number: int
@@ -61,6 +81,17 @@ class Document(NamedTuple):
     """If the text came as a list of sentences."""
     done: int
     """Bytes read so far, of all parts."""
+    place: Place
+    """Up to this document."""
+
+
+class Batch(NamedTuple):
+    documents: list[Document]
+    """Of one side."""
+    done: int
+    """Bytes read so far."""
+    place: Place | None
+    """Where all that was read is in this batch and those before it."""
 
 
 @register("corpus")
@@ -132,9 +163,11 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     decisive: list[Any] = [FORMAT, sources, tokenizer.hash if tokenizer else config.vocabulary]
     decisive += [shares, [part.number for part in parts]] if shares else []
     folder = _folder(config, parts, decisive)
-    with unmade(folder) as partial:
+    with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
+            if not tokenizer and (partial / WRITTEN).exists():
+                tokenizer = Tokenizer.from_file(partial / SIDES[0] / "tokenizer.json")
             trained_on = [part for part in parts if part.held_out < 1]
             tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
             write(partial, parts, shares, tokenizer, progress)
@@ -173,7 +206,7 @@ def prepare_texts(
     """
     parts = [Part(source, 1.0, 0) for source in find_sources(key, texts, config.field)]
     folder = _folder(config, parts, [FORMAT, [part.source.identity for part in parts], tokenizer.hash])
-    with unmade(folder) as partial:
+    with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
             write(partial, parts, {}, tokenizer, progress, ("validation",), key)
@@ -201,29 +234,46 @@ def write(
     sides: Sequence[str] = SIDES,
     key: str = "corpus",
 ) -> None:
-    """Writes the stores of `sides` into `folder`; messages call these texts `key`."""
+    """Writes the stores of `sides` into `folder`, or the rest of them; messages call these texts `key`."""
     by_side = {side: [p for p in parts if (p.held_out < 1 if side == "train" else p.held_out > 0)] for side in sides}
-    writers = {
-        side: StoreWriter(folder / side, tokenizer, shares if all(p.held_out < 1 for p in by_side[side]) else {})
-        for side in sides
-    }
-    total, found = _size(parts), set()
-    for documents, done, (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts))):
-        side, numbers = documents[0].side, [document.number for document in documents]
-        given = [
-            document.sentences and token_starts(document.sentences, size)
-            for document, size in zip(documents, sizes, strict=True)
-        ]
-        writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
-        found.update((side, number) for number in numbers)
-        progress(done, total)
+    shares_of = {side: shares if all(part.held_out < 1 for part in by_side[side]) else {} for side in sides}
+    mark = folder / WRITTEN
+    begin, written, found = json.loads(mark.read_text()) if mark.exists() else (BEGIN, dict.fromkeys(sides), [])
+    writers = {side: StoreWriter(folder / side, tokenizer, shares_of[side], written[side]) for side in sides}
+
+    def save(place: Place) -> None:
+        replace_text(mark, json.dumps([place, {side: writer.save() for side, writer in writers.items()}, found]))
+
+    save(begin := Place(*begin))
+    total = _size(parts)
+    try:
+        for (documents, done, place), (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts, begin))):
+            side, numbers = documents[0].side, [document.number for document in documents]
+            given = [
+                token_starts(document.sentences, size) if document.sentences else None
+                for document, size in zip(documents, sizes, strict=True)
+            ]
+            writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
+            if side == "train":
+                found = sorted({*found, *numbers})
+            if place:
+                save(place)
+            progress(done, total)
+        _close(writers, by_side, key)
+        for number, name in enumerate(shares):
+            if number not in found:
+                raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
+    except UserError as error:
+        if not isinstance(error, BrokenOff):  # what is mended has another folder
+            mark.unlink()
+        raise
+
+
+def _close(writers: dict[str, StoreWriter], by_side: dict[str, list[Part]], key: str) -> None:
     for side, writer in writers.items():
         if not writer.documents:
             raise _none_left(side, by_side[side], sum(w.documents for w in writers.values()), key)
         writer.close([part.source.name for part in by_side[side]])
-    for number, name in enumerate(shares):
-        if ("train", number) not in found:
-            raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
 
 
 def _none_left(side: str, parts: list[Part], documents: int, key: str) -> UserError:
@@ -264,16 +314,22 @@ def _size(parts: list[Part]) -> int | None:
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def _documents(parts: list[Part]) -> Iterator[Document]:
-    """A share is held out by a hash of the text, so copies of a text are on the same side."""
-    before = done = 0
-    for part in parts:
-        for given, read in part.source.read():
-            text, sentences = (given, None) if isinstance(given, str) else ("".join(given), given)
-            drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-            done = before + read
-            yield Document(SIDES[drawn < part.held_out * 2**64], part.number, text, sentences, done)
-        before = done if part.source.size is None else before + part.source.size
+def _documents(parts: list[Part], begin: Place = BEGIN) -> Iterator[Document]:
+    """The documents after `begin`. A share is held out by a hash of the text, so copies of a text are on the same
+    side."""
+    before = begin.before
+    for number, part in enumerate(parts[begin.part :], begin.part):
+        for shard in range(begin.shard if number == begin.part else 0, part.source.shards):
+            place, read = Place(number, shard, 0, before), 0
+            for given, read in part.source.read(shard):
+                place = place._replace(documents=place.documents + 1)
+                if place <= begin:
+                    continue
+                text, sentences = (given, None) if isinstance(given, str) else ("".join(given), given)
+                drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+                side = SIDES[drawn < part.held_out * 2**64]
+                yield Document(side, part.number, text, sentences, before + read, place)
+            before += read if part.source.size is None else part.source.size
 
 
 def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> Iterator[str]:
@@ -283,7 +339,7 @@ def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> 
     for number, share in enumerate(shares.values() or [1.0]):
         of_source = [part for part in parts if part.number == number]
         size, taken, done = _size(of_source), 0, 0
-        for side, _, text, _, done in _documents(of_source):
+        for side, _, text, _, done, _ in _documents(of_source):
             due = SAMPLE * share * done / size if size else SAMPLE * share
             if side == "train" and taken < due:
                 taken += len(text)
@@ -294,23 +350,28 @@ def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> 
         before += done
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
-    """Yields (documents of one side, bytes read so far), in order, in batches of BATCH characters."""
+def _batches(documents: Iterable[Document]) -> Iterator[Batch]:
+    """Documents in order, by side in batches of BATCH characters, and every SAVE characters all that were read."""
     held: dict[str, list[Document]] = {side: [] for side in SIDES}
-    size, done = {side: 0 for side in SIDES}, 0
+    size, unsaved, done = {side: 0 for side in SIDES}, 0, 0
     for document in documents:
         side, done = document.side, document.done
         held[side].append(document)
         size[side] += len(document.text)
-        if size[side] >= BATCH:
-            yield held[side], done
+        unsaved += len(document.text)
+        if unsaved >= SAVE:
+            *others, last = filter(None, held.values())
+            yield from (Batch(other, done, None) for other in others)
+            yield Batch(last, done, document.place)
+            held, size, unsaved = {side: [] for side in SIDES}, {side: 0 for side in SIDES}, 0
+        elif size[side] >= BATCH:
+            yield Batch(held[side], done, None)
             held[side], size[side] = [], 0
-    yield from ((batch, done) for batch in held.values() if batch)
+    yield from (Batch(batch, done, None) for batch in held.values() if batch)
 
 
-def _encoded(tokenizer: Tokenizer, batches: Iterable[tuple[list[Document], int]]):
+def _encoded(tokenizer: Tokenizer, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
     """Encodes batches in order, two at a time: while one becomes arrays in Python, the next keeps the cores busy."""
-    submit = lambda batch: pool.submit(tokenizer.encode_batch, [document.text for document in batch[0]])
+    submit = lambda batch: pool.submit(tokenizer.encode_batch, [document.text for document in batch.documents])
     with ThreadPoolExecutor(2) as pool:
-        for (documents, done), encoded in in_turn(batches, submit, ahead=2):
-            yield documents, done, encoded
+        yield from in_turn(batches, submit, ahead=2)

@@ -39,7 +39,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import SAT_FOLDER, splitter, version_of
-from tandem.corpus.store import Store, end_with_parent, unmade
+from tandem.corpus.store import Store, end_with_parent, replace_text, unmade
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.machine import cores
 from tandem.recipe import Settings, UserError
@@ -47,6 +47,9 @@ from tandem.recipe import Settings, UserError
 FORMAT = 2
 BATCH = 1 << 16
 """Tokens that one process splits at a time."""
+
+FOUND = "found.json"
+"""What was found so far, while a segmentation is made."""
 
 Progress = Callable[[int, int], object]
 """Called with tokens done and tokens in all."""
@@ -155,7 +158,7 @@ def segment(store: Store, config: Segmentation, progress: Progress = lambda done
         options["weights"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     key = json.dumps([FORMAT, options, version, store.manifest.tokenizer]).encode()
     folder = store.folder / "sentences" / f"{config.splitter}-{content_hash(key)[:12]}"
-    with unmade(folder, resumes=True) as partial:
+    with unmade(folder, mark=FOUND) as partial:
         if partial:
             _write(partial, store, config, version, progress)
     return Sentences(store, folder)
@@ -187,7 +190,7 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
     if config.splitter == "given" and not len(store.given):
         raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")
     folder.mkdir(exist_ok=True)
-    found = folder / "found.json"
+    found = folder / FOUND
     documents, sentences, counts = json.loads(found.read_text()) if found.exists() else (0, 0, {})
     with (folder / "starts.bin").open("ab") as file:
         file.truncate(8 * sentences)  # what was written after `found` was
@@ -198,13 +201,8 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
             file.flush()
             os.fsync(file.fileno())
             sentences, counts = sentences + len(lengths), dict(counted + Counter(counts))
-            with found.with_suffix(".new").open("w") as new:
-                new.write(json.dumps([last, sentences, counts]))
-                new.flush()
-                os.fsync(new.fileno())
-            os.replace(new.name, found)
+            replace_text(found, json.dumps([last, sentences, counts]))
             progress(int(end), len(store.tokens))
-    found.unlink(missing_ok=True)
     manifest = Manifest(
         format=FORMAT,
         segmentation=config.model_dump(),

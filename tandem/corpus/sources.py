@@ -24,7 +24,8 @@ ALLOWED = f'allowed are "builtin", {", ".join(KINDS)} files, folders of these, g
 
 Source = Builtin | File | Hub
 """Has a `name`, an `identity`, which changes whenever its documents may have changed, a `size` in bytes or None,
-`check`, which raises UserError if it could not be read, and `read`."""
+`check`, which raises UserError if it could not be read, `shards`, into how many parts it falls, and `read`, which takes
+the number of one."""
 
 
 def check_names(names: str | Iterable[str] | float) -> None:

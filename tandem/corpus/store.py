@@ -164,16 +164,37 @@ class Store:
 
 
 class StoreWriter:
-    """Writes a store into a new folder, batch by batch; it is complete once `close` has written the manifest."""
+    """Writes a store into a folder, batch by batch; it is complete once `close` has written the manifest.
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, shares: dict[str, float] | None = None):
-        folder.mkdir(parents=True)
+    `begin`: what `save` returned, of an attempt that was interrupted and is gone on with; None: a new folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        shares: dict[str, float] | None = None,
+        begin: Sequence[int] | None = None,
+    ):
+        folder.mkdir(parents=True, exist_ok=begin is not None)
         self.folder, self.tokenizer, self.shares = folder, tokenizer, shares or {}
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
-        self.documents = self.tokens = self.bytes = self.given = 0
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS + OPTIONAL}
-        self._is_given = False
-        self._files["offsets"].write(np.zeros(1, np.int64).tobytes())
+        self.documents, self.tokens, self.bytes, self.given = begin or (0, 0, 0, 0)
+        sizes = {"tokens": self.tokens * self.dtype.itemsize, "token_bytes": 2 * self.tokens}
+        sizes |= {"offsets": 8 * (self.documents + 1)} if begin else {"offsets": 0}
+        sizes |= {"source_of": 2 * self.documents} if self.shares else {}
+        sizes |= {"given": 8 * self.given} if self.given else {}
+        self._files = {name: self._opened(name, size) for name, size in sizes.items()}
+        if begin is None:
+            self._files["offsets"].write(np.zeros(1, np.int64).tobytes())
+            tokenizer.to_file(folder / "tokenizer.json")
+
+    def _opened(self, name: str, size: int) -> IO[bytes]:
+        """A file to append to, after its first `size` bytes: what follows was written after the last `save`."""
+        file = (self.folder / f"{name}.bin").open("ab")
+        assert file.tell() >= size, f"{file.name} has lost what stood in it"
+        file.truncate(size)
+        return file
 
     def append(
         self,
@@ -200,23 +221,31 @@ class StoreWriter:
         self._files["offsets"].write((self.tokens + ends).tobytes())
         if self.shares:
             self._files["source_of"].write(np.array(sources, np.uint16).tobytes())
-        starts = begins = self.tokens + ends - lengths
-        if given is not None:
-            starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, given, strict=True)])
-            self._is_given = True
-        self._files["given"].write(starts.tobytes())
-        self.given += len(starts)
+        begins = self.tokens + ends - lengths
+        if given is not None and not self.given:  # earlier texts have one sentence each
+            self._files["offsets"].flush()
+            shutil.copyfile(self.folder / "offsets.bin", self.folder / "given.bin")
+            self.given = self.documents
+            self._files["given"] = self._opened("given", 8 * self.given)
+        if "given" in self._files:
+            cuts = given or [None] * len(ids)
+            starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, cuts, strict=True)])
+            self._files["given"].write(starts.tobytes())
+            self.given += len(starts)
         self.documents += len(ids)
         self.tokens += len(tokens)
         self.bytes += int(token_bytes.sum())
 
+    def save(self) -> list[int]:
+        """Sees what was written so far onto the disk; returns from where to `begin`, should this be interrupted."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return [self.documents, self.tokens, self.bytes, self.given]
+
     def close(self, sources: Sequence[str]) -> None:
         for file in self._files.values():
             file.close()
-        for name, is_there in zip(OPTIONAL, (bool(self.shares), self._is_given), strict=True):
-            if not is_there:
-                (self.folder / f"{name}.bin").unlink()
-        self.tokenizer.to_file(self.folder / "tokenizer.json")
         manifest = Manifest(
             format=FORMAT,
             documents=self.documents,
@@ -227,7 +256,7 @@ class StoreWriter:
             eos=self.tokenizer.eos,
             sources=list(sources),
             shares=self.shares,
-            given=self.given if self._is_given else 0,
+            given=self.given,
             tokenizer=self.tokenizer.hash,
             fingerprint=fingerprint(self.folder),
         )
@@ -242,6 +271,15 @@ def fingerprint(folder: Path) -> str:
         with (folder / name).open("rb") as file:
             digests.append(hashlib.file_digest(file, "blake2b").digest())
     return content_hash(*digests)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file as a whole or not at all, whatever happens meanwhile, and returns once the disk has it."""
+    with path.with_suffix(".new").open("w", encoding="utf-8") as new:
+        new.write(text)
+        new.flush()
+        os.fsync(new.fileno())
+    os.replace(new.name, path)
 
 
 def flock(file: IO[Any], wait: bool) -> None:
@@ -277,31 +315,36 @@ def end_with_parent(number: int, parent: int) -> None:
 
 
 @contextlib.contextmanager
-def unmade(folder: Path, key: str = "corpus.folder", resumes: bool = False) -> Iterator[Path | None]:
+def unmade(folder: Path, key: str = "corpus.folder", mark: str | None = None) -> Iterator[Path | None]:
     """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
 
-    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind, or, if the
-    block `resumes`, what it wrote, from which the next one goes on.
+    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind, unless it wrote
+    a file called `mark`, by which the next one goes on from what is there; `folder` will not have it.
     Raises: UserError if the disk is full, or something cannot be read or written; `key` is set to have it elsewhere.
     """
     if folder.exists():
         yield None
         return
     partial = folder.with_name(f".{folder.name}.partial")
+
+    def clear() -> None:
+        if mark is None or not (partial / mark).exists():
+            shutil.rmtree(partial, ignore_errors=True)  # under the lock, nobody uses it
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
             if folder.exists():
                 yield None
                 return
-            if not resumes:
-                shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: under the lock, nobody uses it
+            clear()
             try:
                 yield partial
+                if mark is not None:
+                    (partial / mark).unlink(missing_ok=True)
                 partial.rename(folder)
             finally:
-                if not resumes:
-                    shutil.rmtree(partial, ignore_errors=True)
+                clear()
     except OSError as error:
         cure = f"make {folder.parent} writable, make room on a full disk, or name another {key} where that can be set"
         raise UserError(f"{folder}: not made ({error}); {cure}") from error

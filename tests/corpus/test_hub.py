@@ -10,6 +10,7 @@ from tandem.corpus import Corpus, prepare
 from tandem.corpus.hub import Hub
 from tandem.recipe import UserError
 
+prepare_module = sys.modules["tandem.corpus.prepare"]
 TEXTS = [f"Row number {i} of the data set." for i in range(60)]
 
 
@@ -101,6 +102,33 @@ def test_a_stream_that_breaks_off_is_told_by_its_row(local):
     (local / "b.jsonl").write_text('{"id": 1, "text": "Good."}\n' * 3 + "{broken\n")
     with pytest.raises(UserError, match=r"hf:own/tiny/small: broke off after row \d+ \("):
         read("hf:own/tiny/small")
+
+
+def test_a_stream_that_broke_off_goes_on_in_the_file_in_which_it_was(local, tmp_path, monkeypatch):
+    for n in range(6):
+        (local / f"a{n}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[n * 10 : n * 10 + 10])
+        )
+    (local / "README.md").write_text(
+        "---\nconfigs:\n- {config_name: x, data_files: [{split: train, path: 'a?.jsonl'}]}\n---\n"
+    )
+    monkeypatch.setattr(prepare_module, "SAVE", 500)
+    asked, read = [], Hub._records
+    monkeypatch.setattr(Hub, "_records", lambda hub, shard: asked.append(shard) or read(hub, shard))
+    config = Corpus.Config(texts="hf:own/tiny/x", validation=0.2, tokenizer="bytes", folder=str(tmp_path / "corpora"))
+    good = (local / "a4.jsonl").read_text()
+    (local / "a4.jsonl").write_text('{"text": "Good."}\n' * 3 + "{broken\n")
+    with pytest.raises(UserError, match=r"x: broke off after row \d+ of shard 5 \(.*start the same command again"):
+        prepare(config)
+    (local / "a4.jsonl").write_text(good)
+    corpus = prepare(config)
+    assert asked[:5] == [0, 1, 2, 3, 4] and asked[5:] == [*range(asked[5], 6)] and asked[5] > 0
+    found = [
+        store.tokenizer.decode(store.document(i))
+        for store in (corpus.train, corpus.validation)
+        for i in range(len(store))
+    ]
+    assert sorted(found) == sorted(TEXTS)
 
 
 def test_without_a_network_the_reason_is_told(monkeypatch, tmp_path):

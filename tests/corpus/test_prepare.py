@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tandem.corpus import Corpus, documents_to_read, prepare, prepare_texts
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.corpus.files import File
-from tandem.corpus.tokenizer import content_hash
+from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import UserError
 
 prepare_module = sys.modules["tandem.corpus.prepare"]
@@ -147,13 +147,76 @@ def test_progress_reaches_the_size_of_the_texts(config, texts, monkeypatch):
     assert {t for _, t in seen} == {total} and seen == sorted(seen) and seen[-1][0] == total and len(seen) > 10
 
 
-def test_an_interrupted_preparation_leaves_nothing(config, tmp_path, monkeypatch):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("kind", ["split", "mixture", "given", "bpe", "own validation"])
+def test_an_interrupted_preparation_goes_on_where_it_was(config, texts, tmp_path, monkeypatch, kind):
+    """Hours of work for hundreds of gigabytes are not to be lost."""
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:30]))
+    parts = [json.dumps({"text": [f"{text} ", "And more."]}) + "\n" for text in TEXTS[:50]]
+    (texts / "given.jsonl").write_text("".join(parts) if kind == "given" else '{"text": "One more."}\n')
+    changes = {
+        "mixture": {"texts": {str(path): 1.0 for path in texts.iterdir()}},
+        "bpe": {"tokenizer": "bpe", "vocabulary": 280},
+        "own validation": {"validation": str(tmp_path / "held.jsonl")},
+    }.get(kind, {})
+    whole = prepare(config(**changes, folder=str(tmp_path / "whole")))
+    monkeypatch.setattr(prepare_module, "BATCH", 300)
+    monkeypatch.setattr(prepare_module, "SAVE", 1000)
+    firsts, trained, train = [], [], Tokenizer.train
+    monkeypatch.setattr(Tokenizer, "train", lambda *given: trained.append(given) or train(*given))
+    corpora = tmp_path / "corpora"
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(), progress=interrupt)
-    assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
+    def attempt():
+        seen = []
+
+        def interrupt(done, total):
+            seen.extend([done] if [*corpora.glob(".*/written.json")] else [])
+            if len(seen) > 20:
+                raise KeyboardInterrupt
+
+        try:
+            return prepare(config(**changes), interrupt)
+        except KeyboardInterrupt:
+            for file in corpora.glob(".*/train/*.bin"):
+                file.write_bytes(file.read_bytes() + b"killed within a number")
+            return None
+        finally:
+            firsts.append(seen[0])
+
+    while (corpus := attempt()) is None:
+        assert len(firsts) < 20
+    assert len(firsts) > 2 and firsts == sorted({*firsts}) and len(trained) == (kind == "bpe")
+    assert corpus.fingerprints == whole.fingerprints
+    assert corpus.train.manifest == whole.train.manifest and corpus.validation.manifest == whole.validation.manifest
+    (folder,) = {store.folder.parent for store in (corpus.train, corpus.validation)}
+    assert {path.name for path in folder.iterdir()} == {"train", "validation"}
+    assert {p.name for p in corpus.train.folder.iterdir()} == {p.name for p in whole.train.folder.iterdir()}
+
+
+def test_a_mistake_in_the_text_leaves_nothing_and_a_reader_that_broke_off_what_it_read(config, texts, monkeypatch):
+    monkeypatch.setattr(prepare_module, "SAVE", 1000)
+    folder = texts.parent / "corpora"
+    with (texts / "1.jsonl").open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(UserError, match="not a JSON line"):
+        prepare(config())
+    assert [path.suffix for path in folder.iterdir()] == [".lock"]
+    (texts / "1.jsonl").write_text((texts / "1.jsonl").read_text().removesuffix("{broken\n"))
+    read = []
+
+    def lines(file, raw):
+        for line in raw:
+            read.append(line)
+            if len(read) == 180:
+                raise OSError(5, "Input/output error")
+            yield line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "_unpacked", lines)
+        with pytest.raises(UserError, match=r"1\.jsonl: cannot be read \(Input/output error\)"):
+            prepare(config())
+        assert [path.suffix for path in folder.iterdir() if path.is_dir()] == [".partial"]
+        assert len(texts_in(prepare(config()).train)) > 60 and not [*folder.glob(".*.partial")]
+    assert len(read) == 180 + 100  # the first file was not read again
 
 
 @pytest.mark.parametrize("texts", [[], {}])
@@ -173,7 +236,9 @@ def test_a_disk_that_is_full_or_can_not_be_written_is_told(config, tmp_path, mon
     monkeypatch.setattr(prepare_module.StoreWriter, "append", refuse)
     with pytest.raises(UserError, match=r"not made .2098571 requested.* make room"):
         prepare(config())
-    assert [path.suffix for path in (tmp_path / "corpora").iterdir()] == [".lock"]
+    assert sorted(path.suffix for path in (tmp_path / "corpora").iterdir()) == [".lock", ".partial"]
+    monkeypatch.undo()
+    prepare(config()).train.verify()
 
 
 def test_what_a_killed_preparation_left_is_removed(config, tmp_path):
