@@ -278,7 +278,7 @@ class ContextReadySPS(ContextReady):
 
     def carry(self, x: Tensor, z: Tensor) -> Tensor:
         assert isinstance(self.wrapped, SPS)
-        return super().carry(x if self.wrapped.config.read == "inputs" else self.wrapped.first_prediction, z)
+        return super().carry(x if self.wrapped.config.read == "inputs" else self.wrapped.first_predictions(x), z)
 
 
 def movement(e: Tensor, c: Tensor, before: Tensor) -> Tensor:

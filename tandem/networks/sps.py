@@ -69,6 +69,9 @@ class SPS(Decoder):
         predict_in_vocabulary: bool = False
         """The vector that predictions start from is a row of the token table, and the softmax runs over all rows of the
         table, as in the authors' code; otherwise it is a parameter of its own."""
+        start_from_token: bool = False
+        """A prediction starts from its token's embedding beside the learned vector. Not in the paper, whose predictions
+        have to learn first to read the current word (docs/sps.md)."""
         positions: Pairing = "adjacent"
         """How rotary positions pair the channels."""
         dropout: None = None
@@ -109,6 +112,7 @@ class SPS(Decoder):
             "reverse_sps": {"window": 3, "persistent": "predictions", "read": "inputs"},
             "reverse_sps_0": {"window": 0, "persistent": "predictions", "read": "inputs"},
             "standard": {"window": 0, "read": "inputs"},
+            "start_from_token": {"window": 3, "start_from_token": True},
         }
         return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
 
@@ -128,10 +132,10 @@ class SPS(Decoder):
             return self.output_weight
         return super().head
 
-    @property
-    def first_prediction(self) -> Tensor:
-        """(C,): what every prediction starts from."""
-        return self.table.weight[self.vocabulary] if self.predict is None else self.predict.weight[0]
+    def first_predictions(self, x: Tensor) -> Tensor:
+        """(B, T, C): what the predictions beside the inputs x start from."""
+        vector = self.table.weight[self.vocabulary] if self.predict is None else self.predict.weight[0]
+        return x + vector if self.config.start_from_token else vector.expand_as(x)
 
     def restricted(self, window: int) -> Self:
         other = copy.copy(self)
@@ -150,7 +154,7 @@ class SPS(Decoder):
             return super().states(x, reader)
         inputs, predictions = slice(len(x)), slice(len(x), None)
         read = inputs if self.config.read == "inputs" else predictions
-        x = torch.cat((x, self.first_prediction.expand_as(x)))
+        x = torch.cat((x, self.first_predictions(x)))
         *others, last = self.stack
         for block in others:
             x = self.run_block(block, x, reader)

@@ -81,14 +81,16 @@ def test_every_pass_makes_one_more_position_equal_to_streaming(correction, depth
 
 @pytest.mark.parametrize("persistent", ["inputs", "predictions"])
 @pytest.mark.parametrize("correction", ["add", "block_head"])
-def test_two_streams_become_streaming_in_passes_too(correction, persistent):
+@pytest.mark.parametrize("from_token", [False, True])
+def test_two_streams_become_streaming_in_passes_too(correction, persistent, from_token):
     settings = {"correction": correction, "depth": 2, "window": 2, "persistent": persistent}
+    settings |= {"start_from_token": from_token}
     network = build(ContextReadySPS, **settings)
     _equal_after_each_pass(network, correction)
     batch = pack([[document(9, 1)]])
     e = network.embed(batch.tokens)
     z = network.wrapped.states(e, network.wrapped.reader(e, batch))
-    started = network.wrapped.first_prediction if correction == "block_head" else 0
+    started = network.wrapped.first_predictions(e) if correction == "block_head" else 0
     torch.testing.assert_close(network.carry(e, z), z - started)  # what the blocks added to the stream that is read
 
 

@@ -180,11 +180,25 @@ def test_parameters_start_as_in_the_paper(scheme, down):
 def test_predictions_may_start_from_a_row_of_the_table_but_it_is_never_generated():
     network = tiny(predict_in_vocabulary=True)
     assert network.predict is None and network.head.shape == (64, 32)
-    assert torch.equal(network.first_prediction, network.table.weight[VOCABULARY])
+    assert torch.equal(network.first_predictions(torch.ones(1, 1, 32))[0, 0], network.table.weight[VOCABULARY])
     network.table.weight.data[VOCABULARY:] *= 1e3  # by far the likeliest
     sampler = Sampler(Sampler.Config(temperature=1.0))
     drawn = [token for _, token in generate(network, [[1, 2, 3]], row_generators(0, 1), sampler=sampler, max_tokens=20)]
     assert len(drawn) == 20 and max(drawn) < VOCABULARY
+
+
+@pytest.mark.parametrize("from_token", [False, True])
+def test_a_prediction_starts_from_the_learned_vector_alone_or_beside_its_token(from_token):
+    """Blocks that add nothing show what it starts from."""
+    network = tiny(start_from_token=from_token)
+    with torch.no_grad():
+        for block in network.blocks:
+            block.output.weight.zero_()
+            block.mlp.down.weight.zero_()
+    batch = pack([[document(9, 1)]])
+    x = network.embed(batch.tokens)
+    expected = network.predict.weight[0] + (x if from_token else torch.zeros_like(x))
+    torch.testing.assert_close(network.states(x, network.reader(x, batch)), expected, rtol=0, atol=0)
 
 
 def test_a_picture_shows_the_spans_of_equation_5():

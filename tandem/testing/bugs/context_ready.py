@@ -41,7 +41,7 @@ BUGS = {
         ("documents before decide when a score has converged", CONTEXT_READY,
          "(count - moved.long()).gather(1, begins)", "0"),
         ("a prediction carries what its token brought", CONTEXT_READY,
-         "else self.wrapped.first_prediction, z", "else x, z"),
+         "else self.wrapped.first_predictions(x), z", "else x, z"),
         ("experts of recomputed passes are told of again", CONTEXT_READY,
          "self.wrapped.routings = []  # recomputing", "pass  # recomputing"),
         ("many rows are streamed whatever passes are asked", CONTEXT_READY,
