@@ -172,6 +172,8 @@ class File:
                 reason = f'column "{field}" is not UTF-8 ({error.reason})'
                 raise UserError(f"{self.path}: row {row + 1}: {reason}") from error
             except (require("pyarrow", "text").ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno:
+                    raise
                 raise UserError(f"{self.path}: damaged after row {row} ({error}); fetch it again") from error
 
 

@@ -6,7 +6,7 @@
 A prepared corpus is identified by this name: without a revision, it stays as it was when it was prepared, whatever
 changes on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
 Cost: the download; training a tokenizer on it reads its beginning once more. An interrupted preparation goes on in the
-shard, which is a file of the data set, in which it was.
+shard, which is a file of the data set, in which it was; name a revision where the data set may change meanwhile.
 """
 
 import functools

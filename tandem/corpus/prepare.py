@@ -17,6 +17,7 @@ their order. Cost: encoding time; memory is a few batches, whatever the size of 
 import json
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -352,22 +353,24 @@ def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> 
 
 def _batches(documents: Iterable[Document]) -> Iterator[Batch]:
     """Documents in order, by side in batches of BATCH characters, and every SAVE characters all that were read."""
-    held: dict[str, list[Document]] = {side: [] for side in SIDES}
-    size, unsaved, done = {side: 0 for side in SIDES}, 0, 0
+    held: defaultdict[str, list[Document]] = defaultdict(list)
+    size, unsaved, done = Counter[str](), 0, 0
     for document in documents:
         side, done = document.side, document.done
         held[side].append(document)
         size[side] += len(document.text)
         unsaved += len(document.text)
         if unsaved >= SAVE:
-            *others, last = filter(None, held.values())
+            *others, last = held.values()
             yield from (Batch(other, done, None) for other in others)
             yield Batch(last, done, document.place)
-            held, size, unsaved = {side: [] for side in SIDES}, {side: 0 for side in SIDES}, 0
+            held.clear()
+            size.clear()
+            unsaved = 0
         elif size[side] >= BATCH:
-            yield Batch(held[side], done, None)
-            held[side], size[side] = [], 0
-    yield from (Batch(batch, done, None) for batch in held.values() if batch)
+            yield Batch(held.pop(side), done, None)
+            del size[side]
+    yield from (Batch(batch, done, None) for batch in held.values())
 
 
 def _encoded(tokenizer: Tokenizer, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
