@@ -239,11 +239,9 @@ class ContextReady(Network):
         inner = replace(self.wrapped.cost(), prefill_linear=None, prefill_pairs=None, held_back=None)
         K = 1 if c.unroll == "bptt" else passes or (c.passes + (c.passes_min or c.passes)) / 2
         # S, P: passes of a token in decoding, and of one of a prompt; s, p: its corrections
-        if c.score_passes == "stream":
-            S, s, (P, p) = 1, 1, (c.prefill, c.prefill - 1) if isinstance(c.prefill, int) else (1, 1)
-        else:  # all passes but the last are made once more, into the caches
-            S, s = c.score_passes, c.score_passes - 1
-            P, p = S if c.prefill == "stream" else 2 * S - 1, s
+        streams = c.score_passes == "stream"
+        S, s = (1, 1) if streams else (c.score_passes, c.score_passes - 1)
+        P, p = (c.prefill, c.prefill - 1) if streams and isinstance(c.prefill, int) else (S, s)
         return replace(
             inner,
             parameters=self.parameters_by_role(),

@@ -8,8 +8,6 @@ Shapes: B rows, T tokens, C width, K passes.
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -109,15 +107,24 @@ class PassesSession(ContextReadySession):
         self.K: int = network.config.score_passes  # type: ignore[assignment]
         super().__init__(network, self.K * rows)
 
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         texts = opening(prompts, self.rows, self.inner.columns > 0)
-        return super().prefill(texts * self.K)
-
-    def _in_passes(self, e: Tensor, batch: Batch) -> Tensor:
-        self.passes, e = self.K, e[: self.rows]
-        batch = replace(batch, tokens=batch.tokens[: self.rows], starts=batch.starts[: self.rows])
-        found = self.network.corrections(e, self.network.wrapped.reader(e, batch), batch.starts)
-        return torch.cat((e, *(e + c for c in islice(found, self.passes - 1))))
+        if self.network.config.prefill == "stream":
+            return super().prefill(texts * self.K)
+        self.passes, read, carried, h = self.K, [], [], None
+        for _ in range(self.K):  # each pass over the prompts fills its own caches
+            read.append(inner := self.network.wrapped.session(self.rows))
+            x = e = inner.enter(inner.align(texts))
+            if h is not None:
+                first = torch.arange(e.shape[1]) <= inner.pads[:, None]
+                x = e + self.network.correct(h.roll(1, dims=1), e, first[..., None].to(e.device))
+            z = inner.states(x)
+            h = self.network.carry(x, z)
+            carried.append(h[:, -1:])
+        self.inner.join(read)
+        self.carry = torch.cat(carried)
+        return self._logits(z)
 
     def step(self, tokens: Tensor) -> Tensor:
         return super().step(columns_of(tokens, self.rows).repeat(self.K, 1))

@@ -295,6 +295,11 @@ class DecoderSession(FixedSteps):
         other.columns, other.pads = self.columns, pads
         return other
 
+    def join(self, others: Sequence[Self]) -> None:
+        """Reads on from where others are, whose rows become those of this one, in their order."""
+        self.caches = [Cache.joined(caches) for caches in zip(*(other.caches for other in others), strict=True)]
+        self.columns, self.pads = others[0].columns, torch.cat([other.pads for other in others])
+
     @property
     def bytes(self) -> int:
         return sum(cache.bytes for cache in self.caches)

@@ -26,7 +26,7 @@ Shapes: B rows, T tokens, C width, H heads, G key heads, D head width, N keys of
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -334,6 +334,10 @@ class StreamSession(DecoderSession):
         other = super().fork(rows)
         other.rings = [ring.fork(rows) for ring in self.rings]
         return other
+
+    def join(self, others: Sequence[Self]) -> None:
+        super().join(others)
+        self.rings = [Cache.joined(rings) for rings in zip(*(other.rings for other in others), strict=True)]
 
     @property
     def bytes(self) -> int:

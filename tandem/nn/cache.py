@@ -74,6 +74,12 @@ class Cache:
         held = rows_of_state(self.held[:, :, :, :entries], rows, dim=1)
         return Cache(self.window, held, 0, held.shape[3])
 
+    @classmethod
+    def joined(cls, caches: Sequence["Cache"]) -> "Cache":
+        """The entries of caches with equally many, their rows one after the other."""
+        held = torch.cat([cache.held for cache in caches], dim=1)  # type: ignore[misc]
+        return cls(caches[0].window, held, 0, held.shape[3])
+
     def _take_end(self, k_BGTD: Tensor, v_BGTD: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """Stores no more than the end of a prompt that is longer than the ring."""
         if self.held is not None:
