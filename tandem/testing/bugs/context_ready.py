@@ -7,6 +7,8 @@ FORMULA = CONTEXT_READY + "::test_a_correction_is_its_formula"
 # fmt: off
 BUGS = {
     "networks/context_ready_session.py": [
+        ("every pass of a token reads the caches of another", "decoding",
+         "self.inner.join(read)", "self.inner.join(read[::-1])"),
         ("first columns stay on the host", "device",
          "begins[:, None, None].to(e.device)", "begins[:, None, None]"),
         ("the first position streams uncorrected", "reading",
@@ -18,7 +20,7 @@ BUGS = {
         ("passes of a step start from their own last one", "decoding",
          "super()._corrected(h[:-B], e[B:], first[B:])", "super()._corrected(h[B:], e[B:], first[B:])"),
         ("a prompt in K passes is not corrected", "decoding",
-         "e + c for c in islice(found", "e + 0 * c for c in islice(found"),
+         "x = e + self.network.correct(h.roll", "x = e + 0 * self.network.correct(h.roll"),
         ("a fork takes the rows of the first pass for all", "fork_of_rows",
          "rows + k * self.rows for k", "rows for k"),
     ],
