@@ -28,14 +28,15 @@ NAMES = {
     "sps": "State-Prediction Separation (SPS)",
     "sps_slower": "SPS, rate 1e-3",
     "sps_bags": "SPS after bags of 2",
+    "sps_from_token": "SPS, predictions start from their token",
 }
-DRAWN = ("decoder", "decoder_untied", "bags_of_two", "bags", "context_one", "double_decoder", "sps")
+DRAWN = ("decoder", "decoder_untied", "bags_of_two", "bags", "context_one", "double_decoder", "sps", "sps_from_token")
 
 
 def runs() -> dict[str, dict[int, dict]]:
     """Every run of this budget by arm and seed."""
     found: dict[str, dict[int, dict]] = defaultdict(dict)
-    for name in ("results", "more_seeds", "bags_first", "heads", "one_block_in_two_passes", "biases"):
+    for name in ("results", "more_seeds", "bags_first", "heads", "one_block_in_two_passes", "biases", "from_token"):
         for line in (HERE / f"{name}.jsonl").read_text().splitlines():
             run = json.loads(line)
             arm = run.get("arm")
@@ -68,7 +69,7 @@ def main():
     print("| arm | text, M tokens | nats per token, seeds 1, 2, 3 | behind the decoder |\n|---|---|---|---|")
     for arm, name in NAMES.items():
         print(row(name, found[arm], found["decoder"]))
-    figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 4.2), dpi=120, layout="constrained")
     axes = figure.subplots()
     for number, arm in enumerate(DRAWN):
         style = {"color": "black" if number < 2 else f"C{number - 2}", "linestyle": ":" if number == 1 else "-"}
