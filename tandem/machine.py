@@ -1,5 +1,6 @@
 """What of its machine a process may use, and how PyTorch's threads use it; imported before torch."""
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ def memory(system: Path = Path("/")) -> int:
             limit = (group / ("memory.limit_in_bytes" if is_old else "memory.max")).read_text().strip()
             limits += [int(limit)] if limit.isdecimal() else []
     return min(limits)
+
+
+def end_with_parent(number: int, parent: int) -> None:
+    """Asks Linux to send this process the signal `number` when `parent`, which started it, dies; if it has, ends."""
+    parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    ctypes.CDLL(None).prctl(parent_death_signal, number)
+    if os.getppid() != parent:  # it died before Linux was asked
+        os._exit(1)
 
 
 def _quotas(system: Path) -> Iterator[float]:

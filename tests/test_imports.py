@@ -14,6 +14,7 @@ MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8
 FLOORS = [  # a module may import from its own part of the house and from floors below
     {"machine"},
     {"recipe"},
+    {"disk"},
     {"corpus"},
     {"nn"},
     {"networks"},

@@ -25,11 +25,11 @@ from tandem.comparison.report import write_report
 from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
 from tandem.comparison.summary import Summary, best_rate
-from tandem.corpus.store import locked
+from tandem.disk import locked, made, replace_file
 from tandem.recipe import UserError
 from tandem.recipe.catalogue import columns
 from tandem.training.display import budget_in_words, clock
-from tandem.training.folder import MAY_DIFFER, RunFolder, made, read_part, replace_file
+from tandem.training.folder import MAY_DIFFER, RunFolder, read_part
 from tandem.training.run import Run
 from tandem.training.sinks import as_line
 

@@ -33,7 +33,7 @@ from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.scaling_report import Cell, write_scaling
 from tandem.comparison.study import Study, hollow, read_layers, require_one_text, study_of
-from tandem.corpus.store import locked
+from tandem.disk import locked
 from tandem.nn.init import HIDDEN, roles
 from tandem.recipe import Settings, parse_budget
 from tandem.recipe.budget import BudgetText

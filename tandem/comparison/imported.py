@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.comparison.pretrain import built
-from tandem.corpus.store import unmade
+from tandem.disk import unmade
 from tandem.export.foreign import load_foreign
 from tandem.recipe import Recipe, UserError, load
 from tandem.training import checkpoint

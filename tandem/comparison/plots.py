@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tandem.disk import replace_file
 from tandem.recipe import require
-from tandem.training.folder import replace_file
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -19,6 +19,7 @@ from tandem.comparison.results import DOCUMENTS, by_document
 from tandem.comparison.texts import in_words, noted, per_token, recorded, recorded_texts, text_stores
 from tandem.corpus import SUBSET, Corpus, Order, Segmentation, prepare, sentences_of
 from tandem.corpus.splitters import version_of
+from tandem.disk import flush, replace_file
 from tandem.evaluation.likelihood import Likelihood, documents_to_score, require_bytes
 from tandem.export.hugging_face import refusal
 from tandem.export.weights import export
@@ -28,7 +29,7 @@ from tandem.recipe import Recipe, UserError
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
 from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words, titled
-from tandem.training.folder import RunFolder, read_part, replace_file
+from tandem.training.folder import RunFolder, read_part
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
 from tandem.training.parallel import ALONE, Ranks
@@ -153,7 +154,7 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
     can_export = not refusal(type(run.network))
 
     def save() -> None:
-        ranks.first(lambda: checkpoint.flush(folder.metrics))  # a checkpoint relies on the records before it
+        ranks.first(lambda: flush(folder.metrics))  # a checkpoint relies on the records before it
         at, progress = run.progress.step, vars(run.progress)
         network, optimiser = run.network, run.optimiser
         checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, ranks)

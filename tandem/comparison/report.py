@@ -19,9 +19,10 @@ from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import equivalent, welch_lower
 from tandem.comparison.summary import Summary, best_rate, chance, fixed, mean_curve, signed
 from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, likelihoods, plain, tabulate
+from tandem.disk import replace_file
 from tandem.recipe import counted
 from tandem.training.display import budget_in_words, clock, scaled
-from tandem.training.folder import leaves, read_part, replace_file
+from tandem.training.folder import leaves, read_part
 
 
 def write_report(summary: Summary, folder: Path) -> Path:

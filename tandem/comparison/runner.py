@@ -28,11 +28,11 @@ import tandem
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.pretrain import require_splitter
 from tandem.comparison.study import Job, Study
-from tandem.corpus.store import end_with_parent
-from tandem.machine import cores
+from tandem.disk import lock, replace_file
+from tandem.machine import cores, end_with_parent
 from tandem.recipe import UserError, require
 from tandem.training.display import TERMINAL, brief_line, clock, say
-from tandem.training.folder import LOCK, lock, replace_file
+from tandem.training.folder import LOCK
 from tandem.training.health import NotFinite, Stopped, StopRequest
 
 PAUSE = 0.2

@@ -30,9 +30,9 @@ from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fit
 from tandem.comparison.study import Study
 from tandem.comparison.summary import fixed, non_embedding, signed
 from tandem.comparison.table import NONE, PAID
+from tandem.disk import replace_file
 from tandem.recipe.catalogue import columns
 from tandem.training.display import budget_in_words, scaled
-from tandem.training.folder import replace_file
 
 AXES = {"tokens": "size", "parameters": "budget"}
 """What varies along a line, and what stays fixed on it."""

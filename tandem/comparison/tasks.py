@@ -20,12 +20,13 @@ from rich.progress import TaskProgressColumn
 
 from tandem.comparison.texts import Exported, prepared_texts, scored
 from tandem.corpus.tokenizer import content_hash
+from tandem.disk import made, replace_file
 from tandem.evaluation.likelihood import ratio_error
 from tandem.evaluation.task_files import TaskFile, Texts, file_of
 from tandem.recipe import require
 from tandem.recipe.catalogue import columns
 from tandem.training.display import progress_bar, say
-from tandem.training.folder import environment, made, replace_file
+from tandem.training.folder import environment
 from tandem.training.run import Run
 
 Record = dict[str, Any]

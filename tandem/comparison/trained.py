@@ -31,6 +31,7 @@ from tandem.comparison.texts import (
     text_stores,
 )
 from tandem.corpus import Tokenizer
+from tandem.disk import made, replace_file
 from tandem.evaluation.task_files import read_tasks
 from tandem.export.files import CONFIG, read_config
 from tandem.export.weights import export, load_exported
@@ -56,7 +57,7 @@ from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
 from tandem.training.display import progress_bar
-from tandem.training.folder import PLACES, RunFolder, made, replace_file
+from tandem.training.folder import PLACES, RunFolder
 from tandem.training.parallel import ALONE
 from tandem.training.progress import Progress
 from tandem.training.run import Run

@@ -32,8 +32,9 @@ from tandem.corpus.boundaries import token_starts
 from tandem.corpus.files import BrokenOff
 from tandem.corpus.sentences import Segmentation, in_turn
 from tandem.corpus.sources import Source, check_names, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter, replace_text, unmade
+from tandem.corpus.store import FORMAT, Store, StoreWriter
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
+from tandem.disk import replace_file, unmade
 from tandem.recipe import Settings, UserError, counted, register
 
 Progress = Callable[[int, int | None], None]
@@ -243,7 +244,8 @@ def write(
     writers = {side: StoreWriter(folder / side, tokenizer, shares_of[side], written[side]) for side in sides}
 
     def save(place: Place) -> None:
-        replace_text(mark, json.dumps([place, {side: writer.save() for side, writer in writers.items()}, found]))
+        written = {side: writer.save() for side, writer in writers.items()}
+        replace_file(mark, json.dumps([place, written, found]).encode())
 
     save(begin := Place(*begin))
     total = _size(parts)

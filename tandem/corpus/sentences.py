@@ -39,9 +39,10 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import SAT_FOLDER, splitter, version_of
-from tandem.corpus.store import Store, end_with_parent, replace_text, unmade
+from tandem.corpus.store import Store
 from tandem.corpus.tokenizer import Tokenizer, content_hash
-from tandem.machine import cores
+from tandem.disk import replace_file, unmade
+from tandem.machine import cores, end_with_parent
 from tandem.recipe import Settings, UserError
 
 FORMAT = 2
@@ -201,7 +202,7 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
             file.flush()
             os.fsync(file.fileno())
             sentences, counts = sentences + len(lengths), dict(counted + Counter(counts))
-            replace_text(found, json.dumps([last, sentences, counts]))
+            replace_file(found, json.dumps([last, sentences, counts]).encode())
             progress(int(end), len(store.tokens))
     manifest = Manifest(
         format=FORMAT,

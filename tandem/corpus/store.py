@@ -12,15 +12,12 @@ written only once. Opening checks every size, which catches a truncated copy; `t
 reads every byte.
 """
 
-import contextlib
-import ctypes
-import fcntl
 import functools
 import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -271,80 +268,3 @@ def fingerprint(folder: Path) -> str:
         with (folder / name).open("rb") as file:
             digests.append(hashlib.file_digest(file, "blake2b").digest())
     return content_hash(*digests)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replaces a file as a whole or not at all, whatever happens meanwhile, and returns once the disk has it."""
-    with path.with_suffix(".new").open("w", encoding="utf-8") as new:
-        new.write(text)
-        new.flush()
-        os.fsync(new.fileno())
-    os.replace(new.name, path)
-
-
-def flock(file: IO[Any], wait: bool) -> None:
-    """Locks an open file for this process; the system releases it when the file is closed, however its holder ends.
-
-    Raises: BlockingIOError where another process has it, unless told to `wait`; UserError where there are no locks.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise UserError(
-            f"{file.name}: cannot be locked ({error.strerror}), and so two processes might write here at once; "
-            "take a folder on a file system with locks, or mount this one with them (Lustre: -o flock)"
-        ) from error
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a file lock, once no other process does."""
-    with path.open("w") as file:
-        flock(file, wait=True)
-        yield
-
-
-def end_with_parent(number: int, parent: int) -> None:
-    """Asks Linux to send this process the signal `number` when `parent`, which started it, dies; if it has, ends."""
-    parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
-    ctypes.CDLL(None).prctl(parent_death_signal, number)
-    if os.getppid() != parent:  # it died before Linux was asked
-        os._exit(1)
-
-
-@contextlib.contextmanager
-def unmade(folder: Path, key: str = "corpus.folder", mark: str | None = None) -> Iterator[Path | None]:
-    """Yields a path to write to, which is renamed to `folder` when the block ends; None if `folder` exists already.
-
-    One process writes, under a lock, and the others wait. An interrupted attempt leaves nothing behind, unless it wrote
-    a file called `mark`, by which the next one goes on from what is there; `folder` will not have it.
-    Raises: UserError if the disk is full, or something cannot be read or written; `key` is set to have it elsewhere.
-    """
-    if folder.exists():
-        yield None
-        return
-    partial = folder.with_name(f".{folder.name}.partial")
-
-    def clear() -> None:
-        if mark is None or not (partial / mark).exists():
-            shutil.rmtree(partial, ignore_errors=True)  # under the lock, nobody uses it
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock")):
-            if folder.exists():
-                yield None
-                return
-            clear()
-            try:
-                yield partial
-                if mark is not None:
-                    (partial / mark).unlink(missing_ok=True)
-                partial.rename(folder)
-            finally:
-                clear()
-    except OSError as error:
-        cure = f"make {folder.parent} writable, make room on a full disk, or name another {key} where that can be set"
-        raise UserError(f"{folder}: not made ({error}); {cure}") from error

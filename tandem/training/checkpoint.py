@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from tandem.disk import flush, write_durably
 from tandem.recipe import Settings, UserError, register
 from tandem.training.optimiser import AdamW
 from tandem.training.parallel import ALONE, Ranks
@@ -264,18 +265,6 @@ def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks)
     return failed
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes a file and returns once the disk has it. Raises: OSError, which names the file."""
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # only errors of `open` have it
-        raise
-
-
 def _write(path: Path, data: bytes) -> dict[str, int]:
     """Writes a file; returns the manifest's entry, of the data as intended, not of what the disk made of it."""
     write_durably(path, data)
@@ -288,15 +277,6 @@ def _entry(data: bytes) -> dict[str, int]:
 
 def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}")
-
-
-def flush(path: Path) -> None:
-    """Returns once the disk has a file or, for a folder, its names, which reach it apart from the files' contents."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ An interrupted run leaves a record that may be ahead of its last checkpoint, and
 `truncate_metrics` removes both, so that the finished record is that of a run that was never interrupted.
 """
 
-import errno
 import json
 import os
 import platform
@@ -32,10 +31,10 @@ import torch
 import yaml
 
 import tandem
-from tandem.corpus.store import flock
+from tandem.disk import lock, made, replace_file
 from tandem.machine import memory
 from tandem.recipe import UserError, did_you_mean, plugins
-from tandem.training.checkpoint import latest, read_progress, write_durably
+from tandem.training.checkpoint import latest, read_progress
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
@@ -240,23 +239,6 @@ def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> d
     return record
 
 
-def lock(path: Path) -> TextIO | None:
-    """The file at `path`, locked until it is closed or the process ends; None where another process has it.
-
-    It contains the id and the machine of the process that locked it last.
-    """
-    file = open(path, "a+")  # noqa: SIM115
-    try:
-        flock(file, wait=False)
-    except BlockingIOError:
-        file.close()
-        return None
-    file.truncate(0)
-    file.write(f"{os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
-
-
 def environment() -> dict[str, Any]:
     """What a result may depend on besides the recipe."""
     commit, dirty = code_version()
@@ -306,24 +288,6 @@ def _cpu() -> str:
 def run_above(path: Path) -> Path | None:
     """The run in whose folder `path` lies; None where it lies in none."""
     return next((p for p in path.parents if RunFolder(p).recipe.exists() and RunFolder(p).environment.exists()), None)
-
-
-def made(path: Path, what: str) -> Path:
-    """The folder of `what`, made where it is missing. Raises: UserError where nothing can be written there."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be the folder of {what} ({error.strerror})") from None
-    return path
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole or not at all, whatever happens meanwhile."""
-    partial = path.with_name(f".{path.name}")
-    write_durably(partial, data)
-    partial.replace(path)
 
 
 def _require_same_recipe(folder: RunFolder, asked: str) -> None:

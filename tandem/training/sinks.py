@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from tandem.disk import replace_file
 from tandem.recipe import UserError, require
-from tandem.training.folder import RunFolder, leaves, read_part, replace_file
+from tandem.training.folder import RunFolder, leaves, read_part
 
 Record = dict[str, Any]
 

@@ -16,8 +16,8 @@ from tandem.comparison.grid import compare, load_grid, rows_by_rule
 from tandem.comparison.scaling import Law, Measured
 from tandem.comparison.scaling_report import Cell, Scaling, write_scaling
 from tandem.comparison.table import PAID
+from tandem.disk import lock
 from tandem.recipe import UserError
-from tandem.training.folder import lock
 
 GRID = (
     STUDY.replace("budget: 30 steps\n", "")

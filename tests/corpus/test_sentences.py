@@ -18,7 +18,8 @@ from tokenizers import models, pre_tokenizers
 from tandem.corpus import Corpus, Segmentation, Tokenizer, open_sentences, prepare, segment
 from tandem.corpus import sentences as module
 from tandem.corpus.splitters import splitter
-from tandem.corpus.store import Store, StoreWriter, end_with_parent
+from tandem.corpus.store import Store, StoreWriter
+from tandem.machine import end_with_parent
 from tandem.recipe import UserError
 
 pysbd = pytest.importorskip("pysbd")

@@ -13,7 +13,7 @@ import pytest
 
 import tandem
 from tandem.comparison.pretrain import pretrain
-from tandem.corpus.store import locked
+from tandem.disk import locked
 from tandem.recipe import UserError, load
 from tandem.training import folder as folder_module
 from tandem.training.folder import RunFolder, code_version
