@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from machine import append, header, machine, options_of, quartiles
 
-from tandem.corpus.prepare import BATCH, Corpus, prepare
+from tandem.corpus.prepare import Corpus, prepare
+from tandem.corpus.reading import BATCH
 from tandem.corpus.sources import find_sources
 from tandem.corpus.tokenizer import Tokenizer, load_tokenizer
 from tandem.training.health import peak_memory

@@ -80,7 +80,8 @@ def main():
     axes.set_xlabel("training, TFLOP")
     axes.set_ylabel("nats per token, 25 held-out documents")
     axes.set_title(
-        "A million parameters, a line for each seed; the learning rate falls over the last tenth", fontsize=10
+        "A million parameters, a line for each seed (one of SPS has none); the rate falls over the last tenth",
+        fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)

@@ -56,6 +56,7 @@ class Builtin:
 
     name = "builtin"
     shards = 1
+    state = ""
 
     def __init__(self) -> None:
         self.distributions = required_distributions()

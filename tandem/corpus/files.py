@@ -49,6 +49,7 @@ class File:
     path: Path
     fields: tuple[str, ...]
     shards: ClassVar[int] = 1
+    state: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -81,7 +82,13 @@ class File:
                 if is_visible(text):
                     yield text, done
         except OSError as error:
-            raise BrokenOff(f"{self.path}: cannot be read ({error.strerror}); see to that, or leave it out") from error
+            raise self._unread("cannot be read", error) from error
+
+    def _unread(self, what: str, error: Exception) -> UserError:
+        """Of a file that was not read to its end: what to say, by whether the disk is at fault or its contents."""
+        if isinstance(error, OSError) and error.errno:
+            return BrokenOff(f"{self.path}: cannot be read ({error.strerror}); see to that, or leave it out")
+        return UserError(f"{self.path}: {what} ({error}); fetch it again")
 
     def _is(self, kind: tuple[str, ...]) -> bool:
         return self.path.name.endswith(kind)
@@ -124,9 +131,7 @@ class File:
                     if not line.isspace():
                         yield self._text_of(line, number), raw.tell()
             except (EOFError, zlib.error, OSError) as error:
-                if isinstance(error, OSError) and error.errno:  # the disk's, not the file's
-                    raise
-                raise UserError(f"{self.path}: damaged after line {number} ({error}); fetch it again") from error
+                raise self._unread(f"damaged after line {number}", error) from error
 
     def _unpacked(self, raw: BinaryIO) -> Any:
         if self.path.suffix == ".gz":
@@ -154,7 +159,7 @@ class File:
         try:
             file = parquet.ParquetFile(self.path, buffer_size=BUFFER)  # else a whole row group is read at once
         except (arrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.path}: not a parquet file, or cut short ({error}); fetch it again") from error
+            raise self._unread("not a parquet file, or cut short", error) from error
         return file, present("column", self.fields, file.schema_arrow.names, str(self.path))
 
     def _rows(self) -> Iterator[tuple[Text, int]]:
@@ -172,9 +177,7 @@ class File:
                 reason = f'column "{field}" is not UTF-8 ({error.reason})'
                 raise UserError(f"{self.path}: row {row + 1}: {reason}") from error
             except (require("pyarrow", "text").ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno:
-                    raise
-                raise UserError(f"{self.path}: damaged after row {row} ({error}); fetch it again") from error
+                raise self._unread(f"damaged after row {row}", error) from error
 
 
 def parts_of(text: Text) -> list[str]:

@@ -6,7 +6,7 @@
 A prepared corpus is identified by this name: without a revision, it stays as it was when it was prepared, whatever
 changes on the hub. Needs the extra `hub`; proxies, mirrors and tokens are those of `datasets`.
 Cost: the download; training a tokenizer on it reads its beginning once more. An interrupted preparation goes on in the
-shard, which is a file of the data set, in which it was; name a revision where the data set may change meanwhile.
+shard, which is a file of the data set, in which it was, unless the data set has changed: then it begins anew.
 """
 
 import functools
@@ -79,17 +79,26 @@ class Hub:
             for record in self._data.shard(self.shards, shard):
                 row += 1
                 yield record
-        except (OSError, ValueError) as error:  # a lost connection; a damaged file
-            cure = "start the same command again, which goes on"
-            raise BrokenOff(f"{self.name}: broke off after {self._row(shard, row)} ({error}); {cure}") from error
+        except Exception as error:  # each of the packages below has its own for a lost connection or a damaged file
+            told = f"broke off after {self._row(shard, row)} ({str(error).strip() or type(error).__name__})"
+            cure = "start the same command again, which goes on there; where that ends alike, the data set is damaged"
+            raise BrokenOff(f"{self.name}: {told}; {cure}") from error
+
+    @property
+    def state(self) -> str:
+        """The commit of the data set; of a local folder, a hash."""
+        return self._opened[0]
+
+    @property
+    def _data(self) -> Any:
+        return self._opened[1]
 
     @functools.cached_property
-    def _data(self) -> Any:
+    def _opened(self) -> tuple[str, Any]:
         datasets = require("datasets", "hub")
         try:
-            return datasets.load_dataset(
-                self.repository, self.config, split=self.split, revision=self.revision, streaming=True
-            )
+            builder = datasets.load_dataset_builder(self.repository, self.config, revision=self.revision)
+            return builder.hash, builder.as_streaming_dataset(split=self.split)
         except (OSError, ValueError) as error:  # no network; no such data set, configuration or split
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{self.name}: cannot be opened: {first}") from error

@@ -7,8 +7,8 @@ A mixture (`texts` with shares) is also one pair of stores, which record the sou
 The folder's name holds a hash of everything that decides its contents: the sources with their sizes and modification
 times, the tokenizer, the split. So a second call opens what the first one wrote, and a changed file is prepared anew.
 The folder is written under another name and renamed when complete, under a lock: a second process waits and opens it.
-Interrupted, the same command goes on from the last SAVE characters; a mistake in the text, which has to be mended
-there and so makes other contents, leaves nothing.
+Interrupted, the same command goes on from the last SAVE characters; what it passes over is read again, but not encoded.
+A mistake in the text, which has to be mended there and so makes other contents, leaves nothing.
 
 One thread reads, two encode in turn (the tokenizers library spreads each batch over all cores), and documents keep
 their order. Cost: encoding time; memory is a few batches, whatever the size of the corpus.
@@ -17,22 +17,23 @@ their order. Cost: encoding time; memory is a few batches, whatever the size of 
 import json
 import os
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from tandem.corpus.boundaries import token_starts
 from tandem.corpus.files import BrokenOff
+from tandem.corpus.reading import BEGIN, SIDES, Batch, Part, Place, batches_of, documents_of, size_of
 from tandem.corpus.sentences import Segmentation, in_turn
-from tandem.corpus.sources import Source, check_names, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter
+from tandem.corpus.sources import check_names, find_sources
+from tandem.corpus.store import FORMAT, Store, StoreWriter, lost
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.disk import replace_file, unmade
 from tandem.recipe import Settings, UserError, counted, register
@@ -40,60 +41,11 @@ from tandem.recipe import Settings, UserError, counted, register
 Progress = Callable[[int, int | None], None]
 """Called with bytes done and bytes in all, as the sources count them; the latter is None if a source cannot tell.
 Training a tokenizer takes a first pass over the training sources."""
-SIDES = ("train", "validation")
 
-BATCH = 1 << 21
-"""Characters encoded at a time: enough for many cores, little enough for memory."""
-SAVE = 1 << 26
-"""Characters after which an interrupted preparation can go on: seconds to a minute."""
 WRITTEN = "written.json"
-"""Up to where the texts have been written, while they are."""
+"""Up to where the texts have been written, while they are, and the state of their sources."""
 SAMPLE = 1 << 25
 """Characters that a tokenizer is trained on: more hardly changes its merges."""
-
-
-class Part(NamedTuple):
-    """A source of texts within a corpus."""
-
-    source: Source
-    held_out: float
-    """Share of its documents that goes to validation: 1 for texts given as validation."""
-    number: int
-    """Number of the mixture's entry to which it belongs."""
-
-
-class Place(NamedTuple):
-    """Up to where the texts have been read: all that is before a shard of a part, and some documents of it."""
-
-    part: int = 0
-    shard: int = 0
-    documents: int = 0
-    before: int = 0
-    """Bytes before the shard."""
-
-
-BEGIN = Place()
-
-
-class Document(NamedTuple):
-    side: str
-    number: int
-    text: str
-    sentences: list[str] | None
-    """If the text came as a list of sentences."""
-    done: int
-    """Bytes read so far, of all parts."""
-    place: Place
-    """Up to this document."""
-
-
-class Batch(NamedTuple):
-    documents: list[Document]
-    """Of one side."""
-    done: int
-    """Bytes read so far."""
-    place: Place | None
-    """Where all that was read is in this batch and those before it."""
 
 
 @register("corpus")
@@ -134,7 +86,7 @@ class Corpus:
         vocabulary: Annotated[int, Field(ge=257)] | None = None
         """Ids of a trained BPE, document end included; 4096 unless given."""
         folder: str = "corpora"
-        """Where prepared corpora are kept."""
+        """Where prepared corpora are kept; hidden ones, .NAME.partial, are what interrupted preparations go on with."""
         sentences: Segmentation | None = None
         """How documents are cut into sentences, for networks that read sentences; null: by all the defaults."""
 
@@ -168,11 +120,9 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
-            if not tokenizer and (partial / WRITTEN).exists():
-                tokenizer = Tokenizer.from_file(partial / SIDES[0] / "tokenizer.json")
-            trained_on = [part for part in parts if part.held_out < 1]
-            tokenizer = tokenizer or Tokenizer.train(_sample(trained_on, shares, progress), config.vocabulary or 0)
-            write(partial, parts, shares, tokenizer, progress)
+            with _mistakes_leave_nothing(partial / WRITTEN):
+                tokenizer = tokenizer or _trained(partial, parts, shares, config.vocabulary or 0, progress)
+                write(partial, parts, shares, tokenizer, progress)
             if not isinstance(config.validation, int | float):
                 _count_trained_on(*(Store(partial / side) for side in SIDES))
     train, validation = (Store(folder / side, config.sentences) for side in SIDES)
@@ -211,7 +161,8 @@ def prepare_texts(
     with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
-            write(partial, parts, {}, tokenizer, progress, ("validation",), key)
+            with _mistakes_leave_nothing(partial / WRITTEN):
+                write(partial, parts, {}, tokenizer, progress, ("validation",), key)
     return Store(folder / "validation", config.sentences)
 
 
@@ -227,6 +178,33 @@ def _check(parts: list[Part]) -> None:
         part.source.check()
 
 
+@contextmanager
+def _mistakes_leave_nothing(mark: Path) -> Iterator[None]:
+    """Within it, errors that the same command cannot get over, as a text has to be mended, let go of what was written.
+
+    What broke off is gone on with (`unmade`); what is damaged is not.
+    """
+    try:
+        yield
+    except UserError as error:
+        if not isinstance(error, BrokenOff):
+            mark.unlink(missing_ok=True)
+        raise
+
+
+def _trained(
+    folder: Path, parts: list[Part], shares: dict[str, float], vocabulary: int, progress: Progress
+) -> Tokenizer:
+    """A BPE trained on the texts, or by the attempt that is gone on with."""
+    if not (folder / WRITTEN).exists():
+        return Tokenizer.train(_sample([part for part in parts if part.held_out < 1], shares, progress), vocabulary)
+    kept = folder / SIDES[0] / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(kept)
+    except UserError as error:
+        raise lost(kept) from error
+
+
 def write(
     folder: Path,
     parts: list[Part],
@@ -240,36 +218,40 @@ def write(
     by_side = {side: [p for p in parts if (p.held_out < 1 if side == "train" else p.held_out > 0)] for side in sides}
     shares_of = {side: shares if all(part.held_out < 1 for part in by_side[side]) else {} for side in sides}
     mark = folder / WRITTEN
-    begin, written, found = json.loads(mark.read_text()) if mark.exists() else (BEGIN, dict.fromkeys(sides), [])
-    writers = {side: StoreWriter(folder / side, tokenizer, shares_of[side], written[side]) for side in sides}
+    states = [part.source.state for part in parts]
+    place, written, before = json.loads(mark.read_text()) if mark.exists() else (BEGIN, dict.fromkeys(sides), states)
+    if changed := [part.source.name for part, old, new in zip(parts, before, states, strict=True) if old != new]:
+        cure = "start the same command again, which begins anew"
+        raise UserError(f"{changed[0]}: has changed since its preparation was interrupted; {cure}")
+    total = size_of(parts)
+    with ExitStack() as stack:
+        writers = {
+            side: stack.enter_context(StoreWriter(folder / side, tokenizer, shares_of[side], written[side]))
+            for side in sides
+        }
 
-    def save(place: Place) -> None:
-        written = {side: writer.save() for side, writer in writers.items()}
-        replace_file(mark, json.dumps([place, written, found]).encode())
+        def save(place: Place) -> None:
+            written = {side: writer.save() for side, writer in writers.items()}
+            replace_file(mark, json.dumps([place, written, states]).encode())
 
-    save(begin := Place(*begin))
-    total = _size(parts)
-    try:
-        for (documents, done, place), (ids, sizes) in _encoded(tokenizer, _batches(_documents(parts, begin))):
+        begin = Place(*place)
+        save(begin)
+        for (documents, done, place), (ids, sizes) in _encoded(tokenizer, batches_of(documents_of(parts, begin))):
             side, numbers = documents[0].side, [document.number for document in documents]
             given = [
                 token_starts(document.sentences, size) if document.sentences else None
                 for document, size in zip(documents, sizes, strict=True)
             ]
             writers[side].append(ids, sizes, numbers, given if any(g is not None for g in given) else None)
-            if side == "train":
-                found = sorted({*found, *numbers})
             if place:
                 save(place)
             progress(done, total)
         _close(writers, by_side, key)
+    if shares:
+        found = np.unique(Store(folder / SIDES[0]).source_of)
         for number, name in enumerate(shares):
             if number not in found:
                 raise UserError(f'corpus.texts: "{name}" has no document to train on; take it out of the mixture')
-    except UserError as error:
-        if not isinstance(error, BrokenOff):  # what is mended has another folder
-            mark.unlink()
-        raise
 
 
 def _close(writers: dict[str, StoreWriter], by_side: dict[str, list[Part]], key: str) -> None:
@@ -312,37 +294,14 @@ def _parts(config: Corpus.Config) -> tuple[list[Part], dict[str, float]]:
     return parts, {name: share / sum(mixture.values()) for name, share in mixture.items()}
 
 
-def _size(parts: list[Part]) -> int | None:
-    sizes = [part.source.size for part in parts]
-    return None if None in sizes else sum(size or 0 for size in sizes)
-
-
-def _documents(parts: list[Part], begin: Place = BEGIN) -> Iterator[Document]:
-    """The documents after `begin`. A share is held out by a hash of the text, so copies of a text are on the same
-    side."""
-    before = begin.before
-    for number, part in enumerate(parts[begin.part :], begin.part):
-        for shard in range(begin.shard if number == begin.part else 0, part.source.shards):
-            place, read = Place(number, shard, 0, before), 0
-            for given, read in part.source.read(shard):
-                place = place._replace(documents=place.documents + 1)
-                if place <= begin:
-                    continue
-                text, sentences = (given, None) if isinstance(given, str) else ("".join(given), given)
-                drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-                side = SIDES[drawn < part.held_out * 2**64]
-                yield Document(side, part.number, text, sentences, before + read, place)
-            before += read if part.source.size is None else part.source.size
-
-
 def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> Iterator[str]:
     """Training documents of about SAMPLE characters, of a mixture each source by its share, taken evenly from the whole
     of the texts, or from their beginning if their size is unknown."""
-    before, total = 0, _size(parts)
+    before, total = 0, size_of(parts)
     for number, share in enumerate(shares.values() or [1.0]):
         of_source = [part for part in parts if part.number == number]
-        size, taken, done = _size(of_source), 0, 0
-        for side, _, text, _, done, _ in _documents(of_source):
+        size, taken, done = size_of(of_source), 0, 0
+        for side, _, text, _, done, _ in documents_of(of_source):
             due = SAMPLE * share * done / size if size else SAMPLE * share
             if side == "train" and taken < due:
                 taken += len(text)
@@ -351,28 +310,6 @@ def _sample(parts: list[Part], shares: dict[str, float], progress: Progress) -> 
                 break
             progress(before + done, total)
         before += done
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[Batch]:
-    """Documents in order, by side in batches of BATCH characters, and every SAVE characters all that were read."""
-    held: defaultdict[str, list[Document]] = defaultdict(list)
-    size, unsaved, done = Counter[str](), 0, 0
-    for document in documents:
-        side, done = document.side, document.done
-        held[side].append(document)
-        size[side] += len(document.text)
-        unsaved += len(document.text)
-        if unsaved >= SAVE:
-            *others, last = held.values()
-            yield from (Batch(other, done, None) for other in others)
-            yield Batch(last, done, document.place)
-            held.clear()
-            size.clear()
-            unsaved = 0
-        elif size[side] >= BATCH:
-            yield Batch(held.pop(side), done, None)
-            del size[side]
-    yield from (Batch(batch, done, None) for batch in held.values())
 
 
 def _encoded(tokenizer: Tokenizer, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:

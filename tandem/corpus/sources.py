@@ -24,8 +24,8 @@ ALLOWED = f'allowed are "builtin", {", ".join(KINDS)} files, folders of these, g
 
 Source = Builtin | File | Hub
 """Has a `name`, an `identity`, which changes whenever its documents may have changed, a `size` in bytes or None,
-`check`, which raises UserError if it could not be read, `shards`, into how many parts it falls, and `read`, which takes
-the number of one."""
+`check`, which raises UserError if it could not be read, `shards`, into how many parts it falls, `read`, which takes the
+number of one, and `state`, which tells what `identity` does not: whether the documents are those of a while ago."""
 
 
 def check_names(names: str | Iterable[str] | float) -> None:

@@ -12,6 +12,7 @@ written only once. Opening checks every size, which catches a truncated copy; `t
 reads every byte.
 """
 
+import contextlib
 import functools
 import hashlib
 import mmap
@@ -19,12 +20,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
 import numpy as np
 import pydantic
 
 from tandem.corpus.tokenizer import Tokenizer, content_hash
+from tandem.disk import flush
 from tandem.recipe import Settings, UserError
 
 FORMAT = 2
@@ -163,7 +165,9 @@ class Store:
 class StoreWriter:
     """Writes a store into a folder, batch by batch; it is complete once `close` has written the manifest.
 
-    `begin`: what `save` returned, of an attempt that was interrupted and is gone on with; None: a new folder.
+    `begin`: what `save` returned, of an attempt that was interrupted and is gone on with; None: a new folder. As a
+    context manager it closes its files, complete or not, so that nothing reaches them once another may write there.
+    Raises: UserError if what was saved is no longer there.
     """
 
     def __init__(
@@ -173,23 +177,31 @@ class StoreWriter:
         shares: dict[str, float] | None = None,
         begin: Sequence[int] | None = None,
     ):
-        folder.mkdir(parents=True, exist_ok=begin is not None)
+        if begin is None:
+            folder.mkdir(parents=True)
+            (folder / "offsets.bin").write_bytes(np.zeros(1, np.int64).tobytes())
+            tokenizer.to_file(folder / "tokenizer.json")
         self.folder, self.tokenizer, self.shares = folder, tokenizer, shares or {}
         self.dtype = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
         self.documents, self.tokens, self.bytes, self.given = begin or (0, 0, 0, 0)
         sizes = {"tokens": self.tokens * self.dtype.itemsize, "token_bytes": 2 * self.tokens}
-        sizes |= {"offsets": 8 * (self.documents + 1)} if begin else {"offsets": 0}
+        sizes |= {"offsets": 8 * (self.documents + 1)}
         sizes |= {"source_of": 2 * self.documents} if self.shares else {}
         sizes |= {"given": 8 * self.given} if self.given else {}
-        self._files = {name: self._opened(name, size) for name, size in sizes.items()}
-        if begin is None:
-            self._files["offsets"].write(np.zeros(1, np.int64).tobytes())
-            tokenizer.to_file(folder / "tokenizer.json")
+        self._opened = contextlib.ExitStack()
+        self._files = {name: self._open(name, size) for name, size in sizes.items()}
 
-    def _opened(self, name: str, size: int) -> IO[bytes]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _open(self, name: str, size: int) -> IO[bytes]:
         """A file to append to, after its first `size` bytes: what follows was written after the last `save`."""
-        file = (self.folder / f"{name}.bin").open("ab")
-        assert file.tell() >= size, f"{file.name} has lost what stood in it"
+        file = self._opened.enter_context((self.folder / f"{name}.bin").open("ab"))
+        if file.tell() < size:
+            raise lost(Path(file.name))
         file.truncate(size)
         return file
 
@@ -223,7 +235,7 @@ class StoreWriter:
             self._files["offsets"].flush()
             shutil.copyfile(self.folder / "offsets.bin", self.folder / "given.bin")
             self.given = self.documents
-            self._files["given"] = self._opened("given", 8 * self.given)
+            self._files["given"] = self._open("given", 8 * self.given)
         if "given" in self._files:
             cuts = given or [None] * len(ids)
             starts = np.concatenate([b + ([0] if g is None else g) for b, g in zip(begins, cuts, strict=True)])
@@ -238,11 +250,11 @@ class StoreWriter:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
+        flush(self.folder)
         return [self.documents, self.tokens, self.bytes, self.given]
 
     def close(self, sources: Sequence[str]) -> None:
-        for file in self._files.values():
-            file.close()
+        self._opened.close()
         manifest = Manifest(
             format=FORMAT,
             documents=self.documents,
@@ -258,6 +270,11 @@ class StoreWriter:
             fingerprint=fingerprint(self.folder),
         )
         (self.folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
+
+
+def lost(path: Path) -> UserError:
+    """Of a file that an interrupted attempt saved and a later one finds damaged, and so lets go of: what to say."""
+    return UserError(f"{path}: has lost what was saved of it; start the same command again, which begins anew")
 
 
 def fingerprint(folder: Path) -> str:

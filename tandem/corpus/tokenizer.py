@@ -30,6 +30,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tandem.corpus.boundaries import characters
+from tandem.disk import write_durably
 from tandem.recipe import UserError
 
 DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -200,7 +201,7 @@ class Tokenizer:
         return {1, 3, 5} <= {start for _, (start, _) in found}
 
     def to_file(self, path: str | Path) -> None:
-        Path(path).write_text(self._inner.to_str(), encoding="utf-8")
+        write_durably(Path(path), self._inner.to_str().encode())
 
     @property
     def hash(self) -> str:

@@ -269,7 +269,7 @@ class ContextReadySPS(ContextReady):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         exact: dict[str, Any] = {"passes": 26, "passes_min": None, "depth": 1}
-        two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 1, "prefill": "converge"}
+        two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 2, "prefill": "converge"}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 1, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}
         return {name: cls.Config(**shared | own) for name, own in (("passes", exact), ("two", two), ("bptt", bptt))}

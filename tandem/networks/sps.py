@@ -77,6 +77,12 @@ class SPS(Decoder):
         dropout: None = None
         """Two streams are trained without dropout."""
 
+        def derive(self) -> dict[str, Any]:
+            if self.start_from_token and len(self.streams) == 1:
+                cure = "write start_from_token: false, or read: predictions"
+                raise ValueError(f"start_from_token: no prediction is made where nothing reads one; {cure}")
+            return super().derive()
+
         @property
         def streams(self) -> tuple[Stream, ...]:
             """The streams in use: where nothing reads a prediction, none is made."""

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.corpus import Corpus, prepare
+from tandem.corpus import Corpus, prepare, reading
 from tandem.corpus.hub import Hub
 from tandem.recipe import UserError
 
-prepare_module = sys.modules["tandem.corpus.prepare"]
 TEXTS = [f"Row number {i} of the data set." for i in range(60)]
 
 
@@ -38,6 +37,11 @@ def read(name, field="text"):
     return [text for text, _ in source.read()]
 
 
+def texts_of(corpus):
+    stores = corpus.train, corpus.validation
+    return [store.tokenizer.decode(store.document(i)) for store in stores for i in range(len(store))]
+
+
 def test_rows_of_a_configuration_and_split_are_streamed(local):
     assert read("hf:own/tiny/small") == TEXTS[:5]
     assert read("hf:own/tiny/small?split=held") == TEXTS[5:7]  # without the blank row
@@ -61,16 +65,19 @@ def test_what_is_not_there_is_named(local, name, field, said):
 def test_what_was_asked_is_what_is_opened(monkeypatch):
     asked = []
 
-    def load_dataset(*which, **how):
-        asked.append((which, how))
-        return SimpleNamespace(column_names=None)
+    def load_dataset_builder(*which, **how):
+        def as_streaming_dataset(**further):
+            asked.append((which, how | further))
+            return SimpleNamespace(column_names=None)
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        return SimpleNamespace(hash="0123abc", as_streaming_dataset=as_streaming_dataset)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset_builder=load_dataset_builder))
     Hub.parse("hf:own/tiny/small@0123abc?split=held", ("text",)).check()
     Hub.parse("hf:own/tiny", ("text",)).check()
     assert asked == [
-        (("own/tiny", "small"), {"split": "held", "revision": "0123abc", "streaming": True}),
-        (("own/tiny", None), {"split": "train", "revision": None, "streaming": True}),
+        (("own/tiny", "small"), {"split": "held", "revision": "0123abc"}),
+        (("own/tiny", None), {"split": "train", "revision": None}),
     ]
 
 
@@ -78,7 +85,7 @@ def test_an_error_without_words_is_called_by_its_kind(monkeypatch):
     def fail(*_, **__):
         raise ValueError
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fail))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset_builder=fail))
     with pytest.raises(UserError, match="hf:own/tiny: cannot be opened: ValueError"):
         read("hf:own/tiny")
 
@@ -87,12 +94,7 @@ def test_a_corpus_is_prepared_from_the_hub_and_named_by_what_was_asked(local, tm
     config = lambda name: Corpus.Config(texts=name, validation=0.2, vocabulary=300, folder=str(tmp_path / "corpora"))
     seen = []
     corpus = prepare(config("hf:own/tiny/large"), lambda done, total: seen.append(total))
-    texts = [
-        store.tokenizer.decode(store.document(i))
-        for store in (corpus.train, corpus.validation)
-        for i in range(len(store))
-    ]
-    assert sorted(texts) == sorted(TEXTS) and set(seen) == {None}
+    assert sorted(texts_of(corpus)) == sorted(TEXTS) and set(seen) == {None}
     assert prepare(config("hf:own/tiny/large")).train.folder == corpus.train.folder
     # A local folder has no revisions, so what is asked differs where the texts do not.
     assert prepare(config("hf:own/tiny/large@v2")).train.folder != corpus.train.folder
@@ -112,23 +114,48 @@ def test_a_stream_that_broke_off_goes_on_in_the_file_in_which_it_was(local, tmp_
     (local / "README.md").write_text(
         "---\nconfigs:\n- {config_name: x, data_files: [{split: train, path: 'a?.jsonl'}]}\n---\n"
     )
-    monkeypatch.setattr(prepare_module, "SAVE", 500)
-    asked, read = [], Hub._records
-    monkeypatch.setattr(Hub, "_records", lambda hub, shard: asked.append(shard) or read(hub, shard))
+    monkeypatch.setattr(reading, "SAVE", 500)
+    lost, read = [], []
+
+    class Stream:
+        """The data set, whose connection is lost once."""
+
+        def __init__(self, data):
+            self.data, self.num_shards, self.column_names = data, data.num_shards, data.column_names
+
+        def shard(self, count, number):
+            read.append(number)
+            for row, record in enumerate(self.data.shard(count, number)):
+                if (number, row) == (4, 3) and not lost:
+                    lost.append(row)
+                    raise TimeoutError
+                yield record
+
+    monkeypatch.setattr(Hub, "_data", property(lambda hub: Stream(hub._opened[1])))
     config = Corpus.Config(texts="hf:own/tiny/x", validation=0.2, tokenizer="bytes", folder=str(tmp_path / "corpora"))
-    good = (local / "a4.jsonl").read_text()
-    (local / "a4.jsonl").write_text('{"text": "Good."}\n' * 3 + "{broken\n")
-    with pytest.raises(UserError, match=r"x: broke off after row \d+ of shard 5 \(.*start the same command again"):
+    with pytest.raises(UserError, match=r"x: broke off after row 3 of shard 5 \(TimeoutError\); start the same"):
         prepare(config)
-    (local / "a4.jsonl").write_text(good)
     corpus = prepare(config)
-    assert asked[:5] == [0, 1, 2, 3, 4] and asked[5:] == [*range(asked[5], 6)] and asked[5] > 0
-    found = [
-        store.tokenizer.decode(store.document(i))
-        for store in (corpus.train, corpus.validation)
-        for i in range(len(store))
-    ]
-    assert sorted(found) == sorted(TEXTS)
+    assert read[:5] == [0, 1, 2, 3, 4] and read[5:] == [*range(read[5], 6)] and read[5] > 0
+    assert sorted(texts_of(corpus)) == sorted(TEXTS)
+
+
+def test_a_data_set_that_changed_meanwhile_is_begun_anew(local, tmp_path, monkeypatch):
+    """Without a revision, its name says nothing of it."""
+    monkeypatch.setattr(reading, "SAVE", 300)
+    corpora = tmp_path / "corpora"
+    for name in ("README.md", "b.jsonl", "b-held.jsonl"):  # without configurations, files stand for the commit
+        (local / name).unlink()
+    config = Corpus.Config(texts="hf:own/tiny", validation=0.2, tokenizer="bytes", folder=str(corpora))
+    (local / "a.jsonl").write_text((local / "a.jsonl").read_text() + "{broken\n")
+    with pytest.raises(UserError, match="broke off after row"):
+        prepare(config)
+    assert [*corpora.glob(".*/written.json")]
+    others = [f"Another row, number {i}." for i in range(40)]
+    (local / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in others))
+    with pytest.raises(UserError, match=r"hf:own/tiny: has changed since .* begins anew"):
+        prepare(config)
+    assert sorted(texts_of(prepare(config))) == sorted(others)
 
 
 def test_without_a_network_the_reason_is_told(monkeypatch, tmp_path):

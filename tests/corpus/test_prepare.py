@@ -1,5 +1,7 @@
 """Preparing writes what the texts say, once, whatever interrupts it and whoever else is at it."""
 
+import functools
+import gc
 import hashlib
 import json
 import subprocess
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tandem.corpus import Corpus, documents_to_read, prepare, prepare_texts
+from tandem.corpus import Corpus, documents_to_read, prepare, prepare_texts, reading
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.corpus.files import File
 from tandem.corpus.tokenizer import Tokenizer, content_hash
@@ -43,7 +45,7 @@ def texts_in(store):
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 @pytest.mark.parametrize("batch", [1, 50, 1 << 21])
 def test_both_stores_hold_the_documents_in_order(config, monkeypatch, tokenizer, batch):
-    monkeypatch.setattr(prepare_module, "BATCH", batch)
+    monkeypatch.setattr(reading, "BATCH", batch)
     corpus = prepare(config(tokenizer=tokenizer, **({"vocabulary": 300} if tokenizer == "bpe" else {})))
     train, validation = texts_in(corpus.train), texts_in(corpus.validation)
     assert train == [text for text in TEXTS if text in set(train)]
@@ -57,7 +59,7 @@ def test_both_stores_hold_the_documents_in_order(config, monkeypatch, tokenizer,
 
 def test_pieces_and_batches_do_not_change_the_fingerprint(config, monkeypatch, tmp_path):
     first = prepare(config(tokenizer="bpe", vocabulary=280))
-    monkeypatch.setattr(prepare_module, "BATCH", 300)
+    monkeypatch.setattr(reading, "BATCH", 300)
     monkeypatch.setattr(tokenizer_module, "PIECE", 20)
     second = prepare(config(tokenizer="bpe", vocabulary=280, folder=str(tmp_path / "other")))
     assert second.train.folder.parent.name == first.train.folder.parent.name
@@ -140,7 +142,7 @@ def test_a_second_call_opens_and_a_changed_text_prepares_anew(config, texts, mon
 
 
 def test_progress_reaches_the_size_of_the_texts(config, texts, monkeypatch):
-    monkeypatch.setattr(prepare_module, "BATCH", 500)
+    monkeypatch.setattr(reading, "BATCH", 500)
     seen = []
     prepare(config(), progress=lambda done, total: seen.append((done, total)))
     total = sum(path.stat().st_size for path in texts.iterdir())
@@ -159,8 +161,8 @@ def test_an_interrupted_preparation_goes_on_where_it_was(config, texts, tmp_path
         "own validation": {"validation": str(tmp_path / "held.jsonl")},
     }.get(kind, {})
     whole = prepare(config(**changes, folder=str(tmp_path / "whole")))
-    monkeypatch.setattr(prepare_module, "BATCH", 300)
-    monkeypatch.setattr(prepare_module, "SAVE", 1000)
+    monkeypatch.setattr(reading, "BATCH", 300)
+    monkeypatch.setattr(reading, "SAVE", 1000)
     firsts, trained, train = [], [], Tokenizer.train
     monkeypatch.setattr(Tokenizer, "train", lambda *given: trained.append(given) or train(*given))
     corpora = tmp_path / "corpora"
@@ -193,7 +195,7 @@ def test_an_interrupted_preparation_goes_on_where_it_was(config, texts, tmp_path
 
 
 def test_a_mistake_in_the_text_leaves_nothing_and_a_reader_that_broke_off_what_it_read(config, texts, monkeypatch):
-    monkeypatch.setattr(prepare_module, "SAVE", 1000)
+    monkeypatch.setattr(reading, "SAVE", 1000)
     folder = texts.parent / "corpora"
     with (texts / "1.jsonl").open("a") as file:
         file.write("{broken\n")
@@ -217,6 +219,78 @@ def test_a_mistake_in_the_text_leaves_nothing_and_a_reader_that_broke_off_what_i
         assert [path.suffix for path in folder.iterdir() if path.is_dir()] == [".partial"]
         assert len(texts_in(prepare(config()).train)) > 60 and not [*folder.glob(".*.partial")]
     assert len(read) == 180 + 100  # the first file was not read again
+
+
+def test_an_attempt_that_failed_writes_nothing_into_the_next_one(config, tmp_path, monkeypatch):
+    """Its files may live on with its exception, which a notebook keeps, as do processes that wait for each other."""
+    whole = prepare(config(folder=str(tmp_path / "whole")))
+    monkeypatch.setattr(reading, "BATCH", 300)
+    monkeypatch.setattr(reading, "SAVE", 5000)
+    kept = []
+
+    def fail(done, total, fails_at=None):
+        fail.calls += 1
+        if fail.calls == fails_at:
+            raise KeyboardInterrupt
+
+    for at in (20, 40):
+        fail.calls = 0
+        with pytest.raises(KeyboardInterrupt) as raised:
+            prepare(config(), functools.partial(fail, fails_at=at))
+        kept.append(raised.value)
+    corpus = prepare(config())
+    del raised
+    kept.clear()
+    gc.collect()
+    assert prepare(config()).fingerprints == corpus.fingerprints == whole.fingerprints
+    corpus.train.verify()
+    corpus.validation.verify()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "kind"), [("tokens.bin", "bytes"), ("tokenizer.json", "bpe"), ("given.bin", "given")]
+)
+def test_what_was_saved_and_is_damaged_is_told_and_begun_anew(config, texts, monkeypatch, damaged, kind):
+    if kind == "given":
+        (texts / "0.jsonl").write_text(json.dumps({"text": ["One. ", "Two."]}) + "\n")
+    monkeypatch.setattr(reading, "BATCH", 300)
+    monkeypatch.setattr(reading, "SAVE", 1000)
+    corpora, asked = texts.parent / "corpora", {"tokenizer": "bpe", "vocabulary": 280} if kind == "bpe" else {}
+
+    def interrupt(done, total):
+        if [*corpora.glob(".*/written.json")] and done > 5000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(**asked), interrupt)
+    (file,) = corpora.glob(f".*/train/{damaged}")
+    file.write_bytes(file.read_bytes()[:5])
+    with pytest.raises(UserError, match=rf"{damaged}: has lost what was saved of it; .* begins anew"):
+        prepare(config(**asked))
+    assert not [*corpora.glob(".*.partial")]
+    whole = prepare(config(**asked, folder=str(texts.parent / "whole")))
+    assert prepare(config(**asked)).fingerprints == whole.fingerprints
+
+
+def test_a_parquet_file_that_cannot_be_opened_takes_nothing_of_what_was_read(config, texts, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.table({"text": TEXTS[:20]}), texts / "2.parquet")
+    monkeypatch.setattr(reading, "SAVE", 1000)
+    opened, opens = [], parquet.ParquetFile
+
+    def refused(*given, **how):
+        opened.append(given)
+        if len(opened) == 2:  # the first looks for the column
+            raise OSError(13, "Permission denied")
+        return opens(*given, **how)
+
+    monkeypatch.setattr(parquet, "ParquetFile", refused)
+    with pytest.raises(UserError, match=r"2\.parquet: cannot be read \(Permission denied\)"):
+        prepare(config())
+    (mark,) = (texts.parent / "corpora").glob(".*/written.json")
+    assert json.loads(mark.read_text())[0][0] >= 1  # a file was done with
+    assert prepare(config()).train.manifest.documents > 60
 
 
 @pytest.mark.parametrize("texts", [[], {}])
