@@ -32,6 +32,9 @@ class NextToken:
         """Settings by name, with which the contract is tested."""
         return {"": cls.Config()}
 
+    crosses_documents = False
+    """Whether what is asked in a document may lie in the next one."""
+
     @classmethod
     def refusal(cls, network: type[Network]) -> str:
         """Why this objective cannot train a network; empty if it can."""

@@ -130,6 +130,10 @@ class Superposition(NextToken):
     def refusal(cls, network: type[Network]) -> str:
         return network.suffixes_only or network.tokens_only
 
+    @property
+    def crosses_documents(self) -> bool:
+        return self.config.bag > 1 and self.config.boundary == "ignore"
+
     # ---- what is read -----------------------------------------------------------------------------------------------
 
     def phases(self, rows: PackedRows, steps: int) -> list[Phase]:

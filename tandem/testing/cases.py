@@ -21,6 +21,7 @@ from tandem.corpus import IGNORE, Batch, Order, PackedRows, divided, prompt_bloc
 from tandem.corpus.order import Epoch
 from tandem.networks.context_ready import ContextReady
 from tandem.networks.network import Network
+from tandem.objectives.phases import Phase
 from tandem.recipe import registered
 
 VOCABULARY, CONTEXT, EOS = 61, 40, 0
@@ -110,10 +111,14 @@ class Task:
     def __str__(self) -> str:
         return self.name
 
+    def phase(self, rows: list[list[list[int]]]) -> Phase:
+        """The first phase of a run over rows of equal length, given as documents."""
+        return self.objective.phases(packed(rows), steps=2)[0]
+
     def batches(self, rows: list[list[list[int]]], parts: int = 1) -> list[Batch]:
-        """The first step of a run over rows of equal length, given as documents, in `parts` micro-batches."""
-        first, *_ = self.objective.phases(packed(rows), steps=2)
-        return [first.view.batch(0, part, parts) for part in range(parts)]
+        """The first step of it, in `parts` micro-batches."""
+        view = self.phase(rows).view
+        return [view.batch(0, part, parts) for part in range(parts)]
 
 
 def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:

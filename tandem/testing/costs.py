@@ -16,7 +16,8 @@ from tandem.networks import double_decoder
 from tandem.networks.cost import Parts
 from tandem.nn import attention
 from tandem.nn.attention import Plan, Source
-from tandem.testing.cases import CONTEXT, EOS, Case, document
+from tandem.testing.cases import CONTEXT, EOS, Case, document, tasks
+from tandem.testing.comparing import backward
 
 
 def check_parameters(case: Case) -> None:
@@ -61,6 +62,21 @@ def check_flops(case: Case) -> None:
     assert 0 <= attention - key * keys <= key * masked, (
         f"FLOPs of attention in a step: {attention:,}, cost says {key * keys:,}: {keys} keys of {key}"
     )
+
+
+def check_objectives(case: Case) -> None:
+    """An objective runs no product with matrices that `cost` does not count."""
+    for task in tasks(case.network, settings=1):
+        network, rows = case.fresh(), [[document(CONTEXT, 1)]]
+        parts, (batch,) = task.phase(rows).parts, task.batches(rows)
+        n = batch.tokens.shape[1]
+        if parts and parts.continued:  # a mean; here as this batch was drawn
+            begin = int(batch.blocks.max())  # type: ignore[union-attr]
+            parts = Parts(begin, n - begin)
+        cost, (matrices, _) = network.cost(), _flops(lambda: backward(network, task.objective, [batch]))  # noqa: B023
+        expected = cost.training(n, parts=parts)
+        most = expected["linear"] + expected["head"] + cost.once
+        assert matrices <= most, f"{task}: {matrices:,} training FLOPs of matrices, cost says {most:,}"
 
 
 def check_pairs(case: Case) -> None:

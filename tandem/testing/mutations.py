@@ -131,6 +131,8 @@ def main() -> int:
     torch.set_num_threads(1)
     register_all()  # for the forks, which then need not load the libraries that this imports
     chosen = [m for m in MUTATIONS if options.only in m.name + m.file]
+    if not chosen:
+        parser.error(f"no mutation has {options.only} in its name or file; those of other packages are not known here")
     survived = []
     with tempfile.TemporaryDirectory() as folder:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "runs", "corpora", "build", "dist")
@@ -140,7 +142,7 @@ def main() -> int:
             print(f"{'killed  ' if killed else 'SURVIVED'}  {mutation.file:26} {mutation.name}", flush=True)
             survived += [] if killed else [mutation]
     print(f"{len(chosen) - len(survived)} of {len(chosen)} killed")
-    return 1 if survived or not chosen else 0
+    return 1 if survived else 0
 
 
 def _is_killed(mutation: Mutation, copy: Path) -> bool:

@@ -104,7 +104,7 @@ BUGS = {
          "column + asked - first, column", "column, column"),
         ("windows do not overlap", LIKELIHOOD,
          "max(1, context // 2)", "context"),
-        ("a row goes on in the next document", VIEWS,
+        ("a row goes on in the next document", "targets",
          "np.where(is_first, IGNORE, tokens)", "tokens"),
         ("a document reads the row before", VIEWS,
          "begins[:-1].reshape(rows, T) - row_begins[:, None]", "0 * begins[:-1].reshape(rows, T)"),

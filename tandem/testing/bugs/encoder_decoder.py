@@ -10,6 +10,8 @@ BUGS = {
     "networks/encoder_decoder.py": [
         ("texts with gaps cost what prompts do", "tests/networks/test_encoders.py",
          "            elif continued:\n", "            else:\n"),
+        ("the rows of sentinels cost nothing", "objectives",
+         "restored = 0 if continued else", "restored = 0 if True else"),
         ("what opens a text stays on the host", "device",
          "((places == 0) & prompted)[:, None].to(x.device)", "((places == 0) & prompted)[:, None]"),
         ("the encoder reads what it is asked for", "causality",
