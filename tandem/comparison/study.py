@@ -154,7 +154,7 @@ class Study:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may not expect of the overrides, a sentence each; of several arms, several times."""
+        """What a user may not expect of what was written, a sentence each; of several arms, several times."""
         return [note for recipe in self.recipes.values() for note in recipe.notes]
 
     def trials(self) -> list[Job]:

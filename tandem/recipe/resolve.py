@@ -62,7 +62,7 @@ class Recipe:
     origins: dict[str, Origin] = field(default_factory=dict, compare=False)
     """Dotted key -> where its value was written."""
     notes: list[str] = field(default_factory=list, compare=False)
-    """What a user may not expect of the overrides, a sentence each."""
+    """What a user may not expect of what was written, a sentence each."""
     choices: dict[str, type] = field(default_factory=dict, compare=False)
     settings: dict[str, Settings] = field(default_factory=dict, compare=False)
 
@@ -153,7 +153,7 @@ def resolve(layers: Sequence[Node], origin: Origin, problems: Problems) -> Recip
             _require_derived_anew(kind, settings, below.at(kind), tree.at(kind), problems)
     problems.raise_any()
     for below, top in zip(trees, layers, strict=False):
-        recipe.notes.extend(_not_kept(recipe, below, top) if top.origin == OVERRIDE else ())
+        recipe.notes.extend(_not_kept(recipe, below, top))
     return recipe
 
 

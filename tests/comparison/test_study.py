@@ -109,6 +109,8 @@ def test_it_is_told_what_another_name_drops(tmp_path, small_corpus):
     assert told.startswith("optimiser.name=muon starts the section afresh, without optimiser.lr=0.003 of the recipe;")
     assert told.count("\n") == 1
     assert not tandem("compare", path, "--studies", tmp_path, "--list").stderr
+    in_an_arm = tandem("compare", path, "--studies", tmp_path, "--list", "arms.wide.optimiser.name=muon").stderr
+    assert in_an_arm == told
 
 
 def test_arms_may_keep_one_text_in_several_places(tmp_path, small_corpus):

@@ -120,7 +120,7 @@ def test_a_section_that_changes_its_name_starts_afresh(base, child, depth):
     assert load("base.yaml", ["network.name=sps", "network.depth=3"]).network.depth == 3
 
 
-def test_what_an_override_of_a_name_does_not_keep_is_noted():
+def test_what_another_name_does_not_keep_is_noted():
     recipe(BODY.replace("decoder", "decoder\n  depth: 5\n  heads: 2") + "objective: {weight: 0.5}\n", path="base.yaml")
     (note,) = load("base.yaml", ["network.name=sps"]).notes
     assert note == (
@@ -130,7 +130,8 @@ def test_what_an_override_of_a_name_does_not_keep_is_noted():
     for given in (["network.depth=4"], ["network.depth=5"]):
         assert not load("base.yaml", ["network.name=sps", *given]).notes
     assert not load("base.yaml", ["network.name=decoder", "objective.name=superposition"]).notes
-    assert not recipe("extends: base.yaml\nnetwork: {name: sps}\n").notes
+    assert recipe("extends: base.yaml\nnetwork: {name: sps}\n").notes == [note]
+    assert not recipe("extends: base.yaml\nnetwork: {name: sps, depth: 5}\n").notes
     assert not recipe(BODY + "objective: none\n", ["objective.name=superposition"]).notes
 
 
