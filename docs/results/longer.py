@@ -25,6 +25,7 @@ NAMES = {
     "context_bags": "the same after bags of 2",
     "double_decoder": "double decoder with QK-norm",
     "double_bags": "the same after bags of 2",
+    "decoder_same_text": "decoder, stopped after the tokens of SPS",
     "sps": "State-Prediction Separation (SPS)",
     "sps_slower": "SPS, rate 1e-3",
     "sps_bags": "SPS after bags of 2",
@@ -36,7 +37,8 @@ DRAWN = ("decoder", "decoder_untied", "bags_of_two", "bags", "context_one", "dou
 def runs() -> dict[str, dict[int, dict]]:
     """Every run of this budget by arm and seed."""
     found: dict[str, dict[int, dict]] = defaultdict(dict)
-    for name in ("results", "more_seeds", "bags_first", "heads", "one_block_in_two_passes", "biases", "from_token"):
+    names = ["results", "more_seeds", "bags_first", "heads", "one_block_in_two_passes", "biases", "from_token"]
+    for name in [*names, "decoder_at_the_tokens_of_sps"]:
         for line in (HERE / f"{name}.jsonl").read_text().splitlines():
             run = json.loads(line)
             arm = run.get("arm")

@@ -125,6 +125,10 @@ class Decoder(Network):
         """The span of tokens whose documents begin at `starts`."""
         return causal(starts, self.config.window, positions)
 
+    def spans(self, starts: Tensor, positions: Tensor | None = None) -> Sequence[Span]:
+        """All that they read, no key twice: of a network that reads more than one span, its own."""
+        return (self.span(starts, positions),)
+
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.routings = []  # those of a pass that was interrupted
         reader = self.reader(x, batch)
@@ -146,7 +150,7 @@ class Decoder(Network):
 
     def reader(self, x: Tensor, batch: Batch) -> Any:
         """The reader of all blocks, for any number of passes over a batch of embeddings shaped like `x`."""
-        return SpanReader(self, self.span(batch.starts), x)
+        return SpanReader(self, self.spans(batch.starts), x)
 
     def states(self, x: Tensor, reader: Any) -> Tensor:
         """All blocks: the last one's output, before the final norm."""
@@ -194,13 +198,13 @@ class SpanReader:
 
     stack = "decoder"
 
-    def __init__(self, network: Any, span: Span, x: Tensor):
-        self.network, self.span, self.masks = network, span, Masks()
+    def __init__(self, network: Any, spans: Sequence[Span], x: Tensor):
+        self.network, self.spans, self.masks = network, spans, Masks()
         self.rotation = network.rotation(0, x.shape[1], x)
-        self.plan = plan_attention([span], [x.shape[1]], device=x.device)
+        self.plan = plan_attention(spans, [x.shape[1]] * len(spans), device=x.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sources = [Source(k, v, self.span)]
+        sources = [Source(k, v, span) for span in self.spans]
         if self.network.watch:
             self.network.watch(self.stack, layer, q, sources)
         return attend(q, sources, plan=self.plan, dropout=self.masks.rates.attention)
@@ -233,8 +237,8 @@ class DecoderSession(FixedSteps):
     def _fixed_plan(self) -> Any:
         cache = self.caches[0]
         end = cache.index(self.columns - 1) + 1
-        keys = cache.kv.shape[3]
-        return plan_attention([self._span(1, end)], [keys], device=cache.kv.device, backend="triton")
+        spans, keys = self._spans(1, end), cache.kv.shape[3]
+        return plan_attention(spans, [keys] * len(spans), device=cache.kv.device, backend="triton")
 
     def prefill(self, prompts: Sequence[Ids]) -> Tensor:
         return self.step(self.align(prompts))
@@ -280,13 +284,14 @@ class DecoderSession(FixedSteps):
         cache = self.caches[layer]
         k, v = cache.append(k, v)
         if self.plan is None:
-            self.plan = plan_attention([self._span(q.shape[2], k.shape[2])], [k.shape[2]], device=q.device)
-        return attend(q, [Source(k, v, self.plan.spans[0])], plan=self.plan)
+            spans, keys = self._spans(q.shape[2], k.shape[2]), k.shape[2]
+            self.plan = plan_attention(spans, [keys] * len(spans), device=q.device)
+        return attend(q, [Source(k, v, span) for span in self.plan.spans], plan=self.plan)
 
-    def _span(self, queries: int, end: int) -> Span:
-        """The span of the newest columns, which end at index `end`, over what the caches return."""
+    def _spans(self, queries: int, end: int) -> Sequence[Span]:
+        """The spans of the newest columns, which end at index `end`, over what the caches return."""
         starts = (self.pads[:, None] - (self.columns - end)).clamp(0, end)
-        return self.network.span(starts, torch.arange(end - queries, end))
+        return self.network.spans(starts, torch.arange(end - queries, end))
 
     def fork(self, rows: Tensor | None = None) -> Self:
         pads = rows_of_state(self.pads, rows)

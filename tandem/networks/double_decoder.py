@@ -162,7 +162,7 @@ class DoubleDecoder(Network):
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
         """The context stack's latent of every token, (B, T, C)."""
         x = x.to(self.context_stack.device)
-        return self.context_stack(x, ContextReader(self, causal(starts), x), self.run_block)
+        return self.context_stack(x, ContextReader(self, [causal(starts)], x), self.run_block)
 
     def generated(self, x: Tensor, latents: Tensor, starts: Tensor, blocks: Tensor) -> Tensor:
         """Hidden states (B, T, C) of the generation stack, whose blocks begin at `blocks` (B, T)."""

@@ -47,7 +47,7 @@ class PrefixDecoder(Decoder):
         span = self.span(batch.starts)
         if batch.blocks is not None:
             span = read_prompts(span, generated_from(batch.starts, batch.blocks) + 1)
-        return SpanReader(self, span, x)
+        return SpanReader(self, [span], x)
 
     @classmethod
     def drawing(cls, config: Any, starts: list[int]) -> list[tuple[str, Span, int]]:
@@ -93,6 +93,6 @@ class PrefixDecoderSession(DecoderSession):
         self.reads_prompt = False
         return logits
 
-    def _span(self, queries: int, keys: int) -> Span:
-        span = super()._span(queries, keys)
-        return Span(span.lo, torch.full_like(span.hi, keys)) if self.reads_prompt else span
+    def _spans(self, queries: int, end: int) -> Sequence[Span]:
+        (span,) = super()._spans(queries, end)
+        return [Span(span.lo, torch.full_like(span.hi, end)) if self.reads_prompt else span]

@@ -255,7 +255,7 @@ def test_a_compiled_block_takes_gradients_as_they_are():
         network = Decoder(Decoder.Config(width=32, heads=2, depth=1), 50, 24).to(DEVICE).compile("aot_eager")
         x = torch.randn(2, 24, 32, device=DEVICE, requires_grad=True)
         span = causal(torch.zeros(1, 24, dtype=torch.long))
-        reader = SpanReader(network, span, x)
+        reader = SpanReader(network, [span], x)
         reader.plan = plan_attention([span], [24], device=DEVICE, backend="triton")
         out = network.states(x, reader)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:

@@ -1,4 +1,4 @@
-"""The network of docs/adding_a_method.md keeps the contract."""
+"""The networks of docs/adding_a_method.md keep the contract."""
 
 import re
 from pathlib import Path
@@ -13,14 +13,15 @@ PAGE = (Path(__file__).parents[2] / "docs/adding_a_method.md").read_text()
 
 
 @pytest.fixture
-def case(monkeypatch):
+def named(monkeypatch):
     monkeypatch.setitem(_registry, "network", dict(_registry["network"]))
-    source = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
-    exec(source, {"__name__": __name__})
-    (case,) = (case for case in cases() if case.name.startswith("mine-"))
-    return case
+    names = {"__name__": __name__}
+    for source in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]:
+        exec(source, names)
+    return {case.name: case for case in cases()}
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_its_network(case, check):
-    CHECKS[check](case)
+@pytest.mark.parametrize("name", ["mine-", "sinks-"])
+def test_its_networks(named, name, check):
+    CHECKS[check](named[name])
