@@ -17,9 +17,9 @@ tokens, while prompts and sessions count as one open sentence.
 Letters: B rows, T positions, N keys, E gathered ends, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -214,3 +214,7 @@ class GistSession(DecoderSession):
         other = super().fork(rows)
         other.sentences = rows_of_state(self.sentences, rows)
         return other
+
+    def join(self, others: Sequence[Self]) -> None:
+        super().join(others)
+        self.sentences = torch.cat([other.sentences for other in others])

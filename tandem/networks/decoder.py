@@ -301,7 +301,7 @@ class DecoderSession(FixedSteps):
         return other
 
     def join(self, others: Sequence[Self]) -> None:
-        """Reads on from where others are, whose rows become those of this one, in their order."""
+        """Reads on from where others are, of equally many columns, whose rows become those of this one, in order."""
         self.caches = [Cache.joined(caches) for caches in zip(*(other.caches for other in others), strict=True)]
         self.columns, self.pads = others[0].columns, torch.cat([other.pads for other in others])
 

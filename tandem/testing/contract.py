@@ -212,6 +212,19 @@ def check_fork_of_rows(case: Case) -> None:
     _go_on(network, [session.fork(torch.tensor(rows))], [prompts[row] for row in rows], 8, f"a fork of rows {rows}")
 
 
+def check_join(case: Case) -> None:
+    """A session that can take over the rows of others continues their texts."""
+    network, prompts = case.build(), [document(9, n)[:-1] for n in (1, 2)]
+    session: Any = network.session(2)
+    if not hasattr(session, "join"):
+        return
+    others = [network.session(1) for _ in prompts]
+    for other, prompt in zip(others, prompts, strict=True):
+        other.prefill([prompt])
+    session.join(others)
+    _go_on(network, [session], prompts, 4, "a session joined of two")
+
+
 def check_fixed(case: Case) -> None:
     """A session that can be fixed in memory, for CUDA graphs, says then what it says otherwise."""
     sessions: list[Any] = [case.build().float().session(2) for _ in range(2)]

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -73,7 +74,7 @@ def check_objectives(case: Case) -> None:
         if parts and parts.continued:  # a mean; here as this batch was drawn
             begin = int(batch.blocks.max())  # type: ignore[union-attr]
             parts = Parts(begin, n - begin)
-        cost, (matrices, _) = network.cost(), _flops(lambda: backward(network, task.objective, [batch]))  # noqa: B023
+        cost, (matrices, _) = network.cost(), _flops(partial(backward, network, task.objective, [batch]))
         expected = cost.training(n, parts=parts)
         most = expected["linear"] + expected["head"] + cost.once
         assert matrices <= most, f"{task}: {matrices:,} training FLOPs of matrices, cost says {most:,}"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tandem.networks.network import Network
 from tandem.recipe import registered
-from tandem.testing.cases import EOS, Case, document, tasks, texts
+from tandem.testing.cases import EOS, Case, Task, document, tasks, texts
 from tandem.testing.comparing import EXACT, backward, close, same_gradients
 
 
@@ -61,16 +61,17 @@ def check_targets(case: Case) -> None:
     for task in tasks(case.network):
         if task.objective.crosses_documents:
             continue
-
-        def sums(*seeds: int) -> dict[str, Tensor]:
-            (batch,) = task.batches([[document(n, seed) for n, seed in zip((14, 11), seeds, strict=True)]])  # noqa: B023
-            found = task.objective.loss(network, batch, task.objective.count(network, batch))[1]  # noqa: B023
-            return {name: value for name, value in found.items() if name not in network.terms}
-
-        both, first, second, neither = sums(1, 2), sums(1, 3), sums(4, 2), sums(4, 3)
+        both, first, second, neither = (_sums(network, task, seeds) for seeds in ((1, 2), (1, 3), (4, 2), (4, 3)))
         for name in both:
             crossing = both[name] - first[name] - second[name] + neither[name]
             close(crossing, torch.zeros_like(crossing), EXACT, f"{task}: {name} of two documents together and apart")
+
+
+def _sums(network: Network, task: Task, seeds: tuple[int, int]) -> dict[str, Tensor]:
+    """The sums of what an objective asks for in a row of two documents, which `seeds` decide."""
+    (batch,) = task.batches([[document(length, seed) for length, seed in zip((14, 11), seeds, strict=True)]])
+    _, sums = task.objective.loss(network, batch, task.objective.count(network, batch))
+    return {name: value for name, value in sums.items() if name not in network.terms}
 
 
 def check_gradients(case: Case) -> None:

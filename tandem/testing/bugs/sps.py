@@ -9,6 +9,8 @@ VIEWS = "tests/corpus/test_views.py"
 # fmt: off
 BUGS = {
     "networks/sps.py": [
+        ("sessions that are joined forget what they predicted", "join",
+         "self.rings = [Cache.joined(", "_ = [Cache.joined("),
         ("predictions stay readable one token too long", SPS,
          "torch.maximum(starts, i - reach)", "torch.maximum(starts, i - reach - 1)"),
         ("predictions stay readable for ever", PARITY,
