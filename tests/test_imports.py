@@ -53,7 +53,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def imported_at_start(tree: ast.Module) -> set[str]:
-    """First names of what importing the module imports: all that is not inside a function or for types only."""
+    """First and whole names of what importing the module imports: what is not inside a function or for types only."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -62,9 +62,9 @@ def imported_at_start(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
         if isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[0] for alias in node.names)
+            found.update(name for alias in node.names for name in (alias.name, alias.name.split(".")[0]))
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found.update((node.module, node.module.split(".")[0]))
             if node.module.split(".")[0] == "tandem":
                 names = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
                 found.update(names)
@@ -93,6 +93,17 @@ def test_no_file_is_longer_than_a_sitting(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_module_names_are_nouns_of_the_subject(module):
     assert not FORBIDDEN & set(Path(module).with_suffix("").parts)
+
+
+def test_what_takes_a_second_to_import_waits_until_a_checkpoint_or_shards_need_it():
+    for module in MODULES:
+        slow = [
+            name
+            for name in imported_at_start(MODULES[module])
+            if name == "tandem.training.stored"
+            or name.startswith(("torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.dev"))
+        ]
+        assert not slow or module == "training/stored.py", f"tandem/{module} imports {slow} at its start"
 
 
 def test_the_command_starts_without_torch_and_numpy():

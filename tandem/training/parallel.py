@@ -27,8 +27,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tandem import machine
@@ -196,6 +194,7 @@ def wrapped(loss: StepLoss, how: str) -> nn.Module:
         model.register_comm_hook(None, _add)
         return model
     if how == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         mesh = init_device_mesh(next(loss.parameters()).device.type, (dist.get_world_size(),))
@@ -227,13 +226,15 @@ def adding(model: nn.Module, is_last: bool) -> AbstractContextManager:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor, gathered; any other tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return getattr(tensor, "full_tensor", lambda: tensor)()  # DTensor's; its module takes a second to import
 
 
-def cut_like(value: Tensor, tensor: Tensor) -> Tensor:
+def cut_like(value: Tensor, tensor: Any) -> Tensor:
     """A tensor that every process has whole, sharded like `tensor`; as it is where `tensor` is not sharded."""
-    if not isinstance(tensor, DTensor):
+    if not hasattr(tensor, "placements"):
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)  # None: sends nothing
 
 

@@ -16,7 +16,7 @@ from forked import forked
 from tandem import cli
 from tandem.comparison import pretrain
 from tandem.recipe import UserError, load
-from tandem.training import checkpoint, device, parallel
+from tandem.training import checked, checkpoint, device, parallel
 from tandem.training.loop import take_step
 from tandem.training.parallel import joined
 from tandem.training.run import Run
@@ -67,7 +67,7 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
     if damage == "warned" and is_last:
         _warn_late(at)
     if damage == "no plan":
-        pretrain.replace_file = lambda path, data: checkpoint.write_durably(Path("/dev/full"), data)
+        pretrain.replace_file = lambda path, data: checked.write_durably(Path("/dev/full"), data)
     if damage == "mixed":
         device.cpu_flags = lambda: {"amx_bf16"} if os.environ["RANK"] == "0" else set()
     if damage == "edited" and is_last:
@@ -77,14 +77,14 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
 
 def _write_slowly() -> None:
     """Every file of a checkpoint is half-written for a while, and stays so when a process is killed meanwhile."""
-    write_durably = checkpoint.write_durably
+    write_durably = checked.write_durably
 
     def slowly(path: Path, data: bytes) -> None:
         path.write_bytes(data[: len(data) // 2])
         time.sleep(0.01)
         write_durably(path, data)
 
-    checkpoint.write_durably = slowly
+    checked.write_durably = slowly
 
 
 def _fill_disk(at: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tandem.recipe import UserError
-from tandem.training import checkpoint
+from tandem.training import checked
 from tandem.training.checkpoint import SaveFailed, latest, restore, save, standing, step_of
 
 FILES = ["__0_0.distcp", ".metadata", "progress.json", "manifest.json"]
@@ -125,7 +125,7 @@ def test_the_network_can_be_restored_alone(stages):
 
 def test_each_piece_is_read_and_checked_once(stages, monkeypatch):
     folder, _ = stages
-    monkeypatch.setattr(checkpoint, "_read", read := Mock(wraps=checkpoint._read))
+    monkeypatch.setattr(checked, "read", read := Mock(wraps=checked.read))
     path = latest(folder)
     assert path is not None
     restore(path, *build(seed=1))
@@ -169,7 +169,7 @@ def test_killed_before_any_file_operation_a_save_leaves_a_whole_checkpoint(stage
 @pytest.mark.parametrize("file", FILES)
 def test_killed_inside_a_file_a_save_leaves_the_checkpoint_before(stages, monkeypatch, file):
     folder, found = stages
-    write_durably = checkpoint.write_durably
+    write_durably = checked.write_durably
 
     def half(path: Path, data: bytes) -> None:
         if path.name.removesuffix(".tmp") == file:
@@ -177,7 +177,7 @@ def test_killed_inside_a_file_a_save_leaves_the_checkpoint_before(stages, monkey
             die()
         write_durably(path, data)
 
-    monkeypatch.setattr(checkpoint, "write_durably", half)
+    monkeypatch.setattr(checked, "write_durably", half)
     assert in_child(lambda: save(folder, 2, *found[2], PROGRESS, keep=1)) == -signal.SIGKILL
     monkeypatch.undo()
     require_sound(folder, found, {1})

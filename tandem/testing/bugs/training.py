@@ -34,18 +34,20 @@ BUGS = {
     ],
     "training/checkpoint.py": [
         ("the optimiser is not restored", CHECKPOINT,
-         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
+         "saved.load(wanted,", "saved.load({n: t for n, t in wanted.items() if n.startswith(NETWORK)},"),
         ("the network is not restored", CHECKPOINT,
-         "dcp.load(wanted,", "dcp.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
+         "saved.load(wanted,", "saved.load({n: t for n, t in wanted.items() if n.startswith(OPTIMISER)},"),
         ("a checkpoint gets its name before its manifest", CHECKPOINT,
-         """        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+         """        checked.write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         flush(partial)
         partial.rename(target)
 """,
          """        partial.rename(target)
-        _write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
+        checked.write(target / MANIFEST, json.dumps(manifest, indent=1).encode())
         flush(target)
 """),
+    ],
+    "training/checked.py": [
         ("what is read is not held against the manifest", CHECKPOINT,
          "if expected != _entry(data):", "if False:"),
     ],
