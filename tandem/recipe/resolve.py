@@ -153,15 +153,15 @@ def resolve(layers: Sequence[Node], origin: Origin, problems: Problems) -> Recip
             _require_derived_anew(kind, settings, below.at(kind), tree.at(kind), problems)
     problems.raise_any()
     for below, top in zip(trees, layers, strict=False):
-        recipe.notes.extend(_not_kept(recipe, below, top))
+        recipe.notes.extend(_not_kept(recipe, below, top, tree))
     return recipe
 
 
-def _not_kept(recipe: Recipe, below: Node, top: Node) -> Iterator[str]:
+def _not_kept(recipe: Recipe, below: Node, top: Node, tree: Node) -> Iterator[str]:
     """For each section to which `top` gives another name, the values below that are dropped, though the new choice has
-    such options, too."""
+    such options, too, unless `tree`, the whole recipe, gives others."""
     for kind in _renamed(below, top):
-        now, given = recipe.values[kind], top.value[kind].value
+        now, given = recipe.values[kind], tree.value[kind].value
         was = written if isinstance(written := below.value[kind].plain(), dict) else {}
         lost = {key: value for key, value in was.items() if key in now.keys() - given.keys()}
         words = [f"{kind}.{key}={shown(value)}" for key, value in lost.items() if value not in (None, now[key])]

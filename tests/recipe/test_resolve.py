@@ -132,6 +132,8 @@ def test_what_another_name_does_not_keep_is_noted():
     assert not load("base.yaml", ["network.name=decoder", "objective.name=superposition"]).notes
     assert recipe("extends: base.yaml\nnetwork: {name: sps}\n").notes == [note]
     assert not recipe("extends: base.yaml\nnetwork: {name: sps, depth: 5}\n").notes
+    Path("child.yaml").write_text("extends: base.yaml\nnetwork: {name: sps}\n")
+    assert not load("child.yaml", ["network.depth=4"]).notes  # which another file or an override may give
     assert not recipe(BODY + "objective: none\n", ["objective.name=superposition"]).notes
 
 
