@@ -213,14 +213,14 @@ def check_fork_of_rows(case: Case) -> None:
 
 
 def check_join(case: Case) -> None:
-    """A session that can take over the rows of others continues their texts."""
-    network, prompts = case.build(), [document(9, n)[:-1] for n in (1, 2)]
-    session: Any = network.session(2)
+    """A session that can take over the rows of others, padded ones, too, continues their texts."""
+    network, prompts = case.build(), [document(n, seed)[:-1] for seed, n in enumerate((9, 9, 4))]
+    session: Any = network.session(3)
     if not hasattr(session, "join"):
         return
-    others = [network.session(1) for _ in prompts]
-    for other, prompt in zip(others, prompts, strict=True):
-        other.prefill([prompt])
+    others = network.session(1), network.session(2)
+    others[0].prefill(prompts[:1])
+    others[1].prefill(prompts[1:])
     session.join(others)
     _go_on(network, [session], prompts, 4, "a session joined of two")
 

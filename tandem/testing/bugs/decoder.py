@@ -24,6 +24,8 @@ BUGS = {
          "[cache.fork(rows) for cache in self.caches]", "self.caches"),
         ("a fork forgets its pads", "fork",
          "other.columns, other.pads = self.columns, pads", "other.columns = self.columns"),
+        ("sessions that are joined forget their pads", "join",
+         ", torch.cat([other.pads for other in others])", ", self.pads"),
         ("learned positions do not restart", "documents",
          "torch.arange(x.shape[1]) - batch.starts", "torch.arange(x.shape[1]) + 0 * batch.starts"),
         ("learned positions count the pads", "unequal_prompts",
