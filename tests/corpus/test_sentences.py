@@ -184,6 +184,21 @@ def test_an_interrupted_segmentation_goes_on_where_it_was(tmp_path, monkeypatch)
     assert names == {f".{folder}.lock", folder, f"{folder}/manifest.json", f"{folder}/starts.bin"}
 
 
+def test_a_segmentation_that_lost_what_was_saved_is_begun_anew(store, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 50)
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        segment(store, Segmentation(), interrupt)
+    (starts,) = (store.folder / "sentences").glob(".*.partial/starts.bin")
+    starts.write_bytes(b"")
+    with pytest.raises(UserError, match=r"starts.bin: has lost what was saved of it; .* begins anew"):
+        segment(store, Segmentation())
+    assert "".join(sentences_of(store, segment(store, Segmentation()), 0)) == TEXTS[0]
+
+
 def test_spans_of_equally_many_tokens(store):
     for every in (1, 5):
         found = segment(store, Segmentation(splitter="every", every=every))
