@@ -199,7 +199,7 @@ class EncoderDecoder(Network):
             elif continued:
                 context += more
             pairs = c.encoder_layers * context**2 + c.decoder_layers * tokens * (2 * context + tokens + 1) // 2
-            restored = 0 if continued else (len(self.head_with_sentinels) - self.vocabulary) * c.width * tokens
+            restored = 0 if continued else (len(self.head_with_sentinels) - self.vocabulary) * c.width * parts.generated
             return reading * context + c.decoder_layers * generated * tokens + restored, pairs
 
         return Cost(

@@ -360,6 +360,14 @@ def test_only_a_prompt_costs_its_last_token_twice(start):
     assert (prompt == cut) == (start == "last_token")
 
 
+@pytest.mark.parametrize("layers", [0, 2])
+def test_the_rows_of_sentinels_cost_where_a_piece_is_asked_for(layers):
+    case = next(case for case in cases() if case.name == "encoder_decoder-house")
+    cost = replace(case, config=case.config.model_copy(update={"encoder_layers": layers})).build().cost()
+    cut, prompt = (cost.training(48, parts=Parts(36, 12, continued)) for continued in (False, True))
+    assert cut["linear"] - prompt["linear"] == 6 * 12 * case.config.width * (2 + case.config.sentinels)
+
+
 def test_prefix_lm_pays_for_the_heads_that_are_asked():
     plain = decoder_on_meta("decoder/1m").cost()
     all_asked, half = plain.training(256), plain.training(256, parts=Parts(128, 128))
