@@ -119,9 +119,9 @@ def unmade(folder: Path, key: str = "corpus.folder", mark: str | None = None) ->
             clear()
             try:
                 yield partial
-                if mark is not None:
-                    (partial / mark).unlink(missing_ok=True)
                 partial.rename(folder)
+                if mark is not None:
+                    (folder / mark).unlink(missing_ok=True)
             finally:
                 clear()
     except OSError as error:

@@ -221,6 +221,26 @@ def test_a_mistake_in_the_text_leaves_nothing_and_a_reader_that_broke_off_what_i
     assert len(read) == 180 + 100  # the first file was not read again
 
 
+def test_what_cannot_get_its_name_is_gone_on_with(config, texts, monkeypatch):
+    """A file system over a network may fail just then, after hours of work."""
+    monkeypatch.setattr(reading, "SAVE", 1000)
+    rename, read = Path.rename, []
+
+    def fails(path, target):
+        if path.suffix == ".partial":
+            raise OSError(116, "Stale file handle")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(UserError, match="Stale file handle"):
+            prepare(config())
+    lines = File.read
+    monkeypatch.setattr(File, "read", lambda file, shard: read.append(file) or lines(file, shard))
+    prepare(config())
+    assert 0 < len(read) < len([*texts.iterdir()])
+
+
 def test_an_attempt_that_failed_writes_nothing_into_the_next_one(config, tmp_path, monkeypatch):
     """Its files may live on with its exception, which a notebook keeps, as do processes that wait for each other."""
     whole = prepare(config(folder=str(tmp_path / "whole")))
