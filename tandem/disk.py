@@ -26,7 +26,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole or not at all, whatever happens meanwhile, and returns once the disk has it."""
+    """Replaces a file as a whole or not at all, whatever happens meanwhile: the disk has the old one or the new one."""
     partial = path.with_name(f".{path.name}")
     write_durably(partial, data)
     partial.replace(path)
