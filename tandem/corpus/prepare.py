@@ -219,8 +219,13 @@ def write(
     shares_of = {side: shares if all(part.held_out < 1 for part in by_side[side]) else {} for side in sides}
     mark = folder / WRITTEN
     states = [part.source.state for part in parts]
-    place, written, before = json.loads(mark.read_text()) if mark.exists() else (BEGIN, dict.fromkeys(sides), states)
-    if changed := [part.source.name for part, old, new in zip(parts, before, states, strict=True) if old != new]:
+    new = BEGIN, dict.fromkeys(sides), states
+    try:
+        place, written, before = json.loads(mark.read_text()) if mark.exists() else new
+        changed = [part.source.name for part, old, new in zip(parts, before, states, strict=True) if old != new]
+    except ValueError as error:  # damaged, or of another version
+        raise lost(mark) from error
+    if changed:
         cure = "start the same command again, which begins anew"
         raise UserError(f"{changed[0]}: has changed since its preparation was interrupted; {cure}")
     total = size_of(parts)

@@ -268,7 +268,13 @@ def test_an_attempt_that_failed_writes_nothing_into_the_next_one(config, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("damaged", "kind"), [("tokens.bin", "bytes"), ("tokenizer.json", "bpe"), ("given.bin", "given")]
+    ("damaged", "kind"),
+    [
+        ("train/tokens.bin", "bytes"),
+        ("train/tokenizer.json", "bpe"),
+        ("train/given.bin", "given"),
+        ("written.json", "bytes"),
+    ],
 )
 def test_what_was_saved_and_is_damaged_is_told_and_begun_anew(config, texts, monkeypatch, damaged, kind):
     if kind == "given":
@@ -283,7 +289,7 @@ def test_what_was_saved_and_is_damaged_is_told_and_begun_anew(config, texts, mon
 
     with pytest.raises(KeyboardInterrupt):
         prepare(config(**asked), interrupt)
-    (file,) = corpora.glob(f".*/train/{damaged}")
+    (file,) = corpora.glob(f".*/{damaged}")
     file.write_bytes(file.read_bytes()[:5])
     with pytest.raises(UserError, match=rf"{damaged}: has lost what was saved of it; .* begins anew"):
         prepare(config(**asked))
