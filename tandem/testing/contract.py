@@ -1,5 +1,8 @@
 """What every network must guarantee, as checks that anyone who adds one can run.
 
+    from tandem.testing.cases import cases
+    from tandem.testing.contract import CHECKS
+
     for case in cases():                     every registered network at each of its tiny settings
         for check in CHECKS.values():
             check(case)                      AssertionError with the reason, or nothing
