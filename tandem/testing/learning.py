@@ -56,7 +56,7 @@ def check_accumulation(case: Case) -> None:
 
 
 def check_targets(case: Case) -> None:
-    """What one document of a row adds to the sums of a loss does not depend on the other."""
+    """What one document of a row adds to a loss and its sums does not depend on the other."""
     network = case.build()
     for task in tasks(case.network):
         if task.objective.crosses_documents:
@@ -68,10 +68,11 @@ def check_targets(case: Case) -> None:
 
 
 def _sums(network: Network, task: Task, seeds: tuple[int, int]) -> dict[str, Tensor]:
-    """The sums of what an objective asks for in a row of two documents, which `seeds` decide."""
+    """The loss of a row of two documents, which `seeds` decide, and its sums, without the network's own terms."""
     (batch,) = task.batches([[document(length, seed) for length, seed in zip((14, 11), seeds, strict=True)]])
-    _, sums = task.objective.loss(network, batch, task.objective.count(network, batch))
-    return {name: value for name, value in sums.items() if name not in network.terms}
+    loss, sums = task.objective.loss(network, batch, task.objective.count(network, batch))
+    own = {} if network.terms else {"loss": loss.detach()}
+    return own | {name: value for name, value in sums.items() if name not in network.terms}
 
 
 def check_gradients(case: Case) -> None:

@@ -15,6 +15,7 @@ from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
 from tandem.testing.contract import check_loss, check_restricted
 from tandem.testing.costs import check_flops, check_pairs
+from tandem.testing.learning import check_targets
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
 
@@ -54,6 +55,22 @@ def test_a_loss_that_can_not_be_recorded_is_told(objective, told):
     task = Task("mine", objective(objective.Config()))
     with pytest.raises(AssertionError, match=told):
         backward(MIXTURE.build(), task.objective, task.batches(texts()))
+
+
+class CrossesUnrecorded(NextToken):
+    """Also asks for the token after the next one, which may lie in the next document; its record has only the next."""
+
+    def loss(self, network, batch, counts):
+        loss, sums = super().loss(network, batch, counts)
+        after = replace(batch, targets=batch.tokens.roll(-2, 1))
+        return loss + super().loss(network, after, counts)[0], sums
+
+
+def test_a_loss_that_crosses_documents_is_told_whatever_is_recorded(monkeypatch):
+    case = next(case for case in cases() if case.name == "decoder-house")
+    monkeypatch.setitem(_registry["objective"], "mine", CrossesUnrecorded)
+    with pytest.raises(AssertionError, match="mine: loss of two documents together and apart: off by"):
+        check_targets(case)
 
 
 class OneKeyTooFew(Decoder):
