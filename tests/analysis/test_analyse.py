@@ -147,6 +147,7 @@ def test_documents_and_smoothing_are_those_of_the_paper():
     record = {"streams": {"tokens": curve}, "horizon": 512, "documents": 1}
     GradientRoles(GradientRoles.Config()).draw(record, axes)
     assert (np.abs(np.log(axes.lines[0].get_ydata())) > 1e-9).sum() == 21  # so far one value is felt
+    assert axes.lines[0].get_ydata() == pytest.approx(10 ** smoothed(np.log10(mean), 21))  # not of ratios
 
 
 def test_one_document_has_no_error_and_no_band(runs):

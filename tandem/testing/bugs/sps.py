@@ -53,6 +53,8 @@ BUGS = {
          ".sum(0).sqrt().cpu()", ".sum(0).cpu()"),
         ("all rows are of the first documents", ANALYSE,
          "horizon, begin)", "horizon, 0)"),
+        ("ratios are smoothed, not their logarithms", ANALYSE,
+         "10 ** smoothed(np.log10(means),", "smoothed(np.array(means),"),
     ],
     "analysis/state_window.py": [
         ("a cut beyond the window of a decoder", "tests/analysis/test_analyse.py",
