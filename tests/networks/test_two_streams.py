@@ -265,6 +265,7 @@ def test_costs_of_the_models_of_the_paper(scale):
     depth, parameters, warmup, flops = SCALES[scale]
     recipe = load(f"sps/{scale}")
     assert recipe.network.init == "scaled_attention" and recipe.network.norm_eps == 1e-6
+    assert (recipe.network.head_width, recipe.network.key_heads) == (64, recipe.network.heads)
     adamw = {"name": "adamw", "lr": 6e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "max_norm": 1.0}
     assert recipe.values["optimiser"] | adamw == recipe.values["optimiser"]
     assert recipe.values["schedule"]["name"] == "wsd_by_tokens"
