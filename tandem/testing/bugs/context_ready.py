@@ -2,6 +2,7 @@
 
 CONTEXT_READY = "tests/networks/test_context_ready.py"
 CONTRACTION = "tests/analysis/test_contraction.py"
+SIZES = "tests/networks/test_sizes_of_context_ready.py"
 FORMULA = CONTEXT_READY + "::test_a_correction_is_its_formula"
 
 # fmt: off
@@ -58,6 +59,8 @@ BUGS = {
          "(c.prefill, c.prefill - 1)", "(c.prefill, c.prefill)"),
         ("the first block's MLP is tied", FORMULA,
          "self.blocks[-1]", "self.blocks[0]"),
+        ("a correction is drawn as if behind one block", SIZES,
+         "initialise(self.correction, config.init, config.depth,", "initialise(self.correction, config.init, 1,"),
     ],
     "networks/correction.py": [
         ("a document hears from the one before", "documents",
