@@ -207,10 +207,10 @@ class StudyFolder:
         return [*lines, *(f"{arm}: no learning rate is chosen, for {why}" for arm, why in self.unchosen().items())]
 
     def outcome(self, job: Job) -> str:
-        """The result of a finished run in a line."""
+        """The result of a finished run in a line, sentence ends paid for as in the report."""
         result = self.result(job)
         took = clock(result.training_seconds + result.evaluation_seconds)
-        return f"{result.nats_per_token:.4f} nats/token, {result.flops:.3g} FLOP, {took}"
+        return f"{result.paid_per_token:.4f} nats/token, {result.flops:.3g} FLOP, {took}"
 
     def status(self) -> str:
         """What is done, what is missing, and what it will cost. Raises: UserError where this is another study's."""

@@ -112,6 +112,7 @@ class Result:
             **{key: getattr(self, key) for key in (*kept, "evaluation_seconds", "note")},
             "run": self.folder.name,
             "nats_per_token": self.nats_per_token,
+            "nats_per_token_with_boundaries": self.paid_per_token,
             "bits_per_byte": self.bits_per_byte,
             "in_windows": self.in_windows,
             "by_position": self.by_position,

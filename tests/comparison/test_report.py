@@ -7,6 +7,7 @@ import math
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ import scipy.stats
 pytest.importorskip("scipy")
 
 from tandem.comparison.charts import LOOKS, WIDTH, Line, Row, dot_chart, histogram, line_chart, log_ticks, ticks
+from tandem.comparison.folder import StudyFolder
 from tandem.comparison.page import TEMPLATE
 from tandem.comparison.report import _by_position, _curves, _gaps, _losses
 from tandem.comparison.results import DOCUMENTS, Decoding, Point, read_result
+from tandem.comparison.study import Job, Study
 from tandem.comparison.summary import Spent, Summary, chance, fixed, mean_curve, signed, spent_until
 from tandem.comparison.table import ALONE, COST, FREE_ENDS, LIKELIHOOD, NONE, TIMED, likelihoods, plain, tabulate
 from tandem.recipe import UserError
@@ -521,6 +524,16 @@ def test_who_is_told_where_sentences_end_pays_for_it(make_study, run, page):
     assert any(warning.startswith("sps did best at 0.001, the edge") for warning in tried.warnings)
     everyone = [dataclasses.replace(r, end_nats=(r.arm == "sps") * 0.2 * r.document_tokens + 1) for r in results]
     assert Summary.of(study, everyone).judgement.best != "sps"  # as their curves and rates are judged
+
+
+def test_what_is_told_of_one_run_pays_for_sentence_ends_as_its_study_does(run, tmp_path):
+    result = run("sps", 1)
+    result = dataclasses.replace(result, end_nats=0.05 * result.document_tokens)
+    folder, job = StudyFolder(cast(Study, None), tmp_path), Job("sps", 1, None, False)
+    folder._results[job] = result
+    assert folder.outcome(job).startswith(f"{result.paid_per_token:.4f} nats/token, ")
+    told = result.as_numbers()
+    assert told["nats_per_token_with_boundaries"] - told["nats_per_token"] == pytest.approx(0.05)
 
 
 def test_an_arm_that_reads_documents_whole_has_what_windows_would_give_beside(make_study, run, page):
