@@ -75,7 +75,7 @@ def _likelihood(summary: Summary) -> str:
         return ""
     confidence = f"{100 * (1 - summary.study.level):g} %"
     note = (
-        "Lower is better. ± is the standard deviation over seeds; intervals of means are Student's. "
+        "Lower is better. ± is the standard deviation over seeds; intervals of means are Student's, over seeds alone. "
         f"Differences to {summary.study.baseline} are paired; p is Holm-corrected over the arms. "
         f"Each interval has a confidence of {confidence} on its own."
     )
@@ -110,7 +110,11 @@ def _unpaired(summary: Summary) -> str:
     if len(rows) == 1:
         return ""
     summed = "Unpaired, as papers print it: Welch's test that one arm is lower than another"
-    return f"<details><summary>{escape(summed)}</summary>{_html_table(rows, summary)}</details>"
+    note = (
+        "Over seeds alone: other documents might change it. Which arm is tested to be lower is read off the same runs, "
+        "so double p for a test of both sides; p is not corrected for the number of pairs."
+    )
+    return f"<details><summary>{escape(summed)}</summary>{_html_table(rows, summary)}{footnote(note)}</details>"
 
 
 def _by_seed(summary: Summary) -> str:

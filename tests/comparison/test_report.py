@@ -328,6 +328,7 @@ def test_every_pair_of_arms_is_tested_unpaired(make_study, run, page):
             for a, b, shift in ((values[low], values[high], 0.1), (values[high], values[low], 0.1))
         ]
         gap = signed(sum(values[low]) / 3 - sum(values[high]) / 3)
+        assert "Over seeds alone: " in told and "double p for a test of both sides" in told
         row = f"{low} {high} {gap} {test.statistic:.2f} {test.df:.2f} {test.pvalue:.2g} {max(sides):.2g}"
         assert row in told
 
