@@ -201,8 +201,8 @@ def _positions(summary: Summary) -> str:
     gaps = charts.line_chart(_gaps(summary, place, _by_position), label, "difference")
     drawn = {"loss by position": losses, f"difference to {summary.study.baseline} by position": gaps}
     note = (
-        "A point at n is for tokens n to 2 n - 1 of the documents, without sentence ends. Networks that do not read "
-        "documents whole read longer ones in windows of a row, overlapping by half."
+        "A point at n is for tokens n to 2 n - 1 of the documents, whose first token is 0, without sentence ends. "
+        "Networks that do not read documents whole read longer ones in windows of a row, overlapping by half."
     )
     return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + footnote(note) if losses else ""
 

@@ -85,7 +85,8 @@ class Result:
     in_windows: tuple[float, float] | None = None
     """Nats per token in windows, without sentence ends and with them; None: it does not read documents whole."""
     by_position: dict[int, float] = field(default_factory=dict)
-    """Nats per token of tokens n to 2 n - 1 of the documents, by n, without sentence ends; empty: not recorded."""
+    """Nats per token of tokens n to 2 n - 1 of the documents (0: the first), by n, without sentence ends; empty: not
+    recorded."""
 
     @property
     def nats_per_token(self) -> float:

@@ -115,11 +115,11 @@ def recorded(
     """What `scored` finds, and its record: sums and their ratios.
 
     `prefix`: only what follows the break points of documents was scored. `by_position` (without break points): nats per
-    token of tokens 1, 2 to 3, 4 to 7, .. of a document, by the first of them. A network that is given sentence
-    boundaries also has nats per token that include them, and as published. With `windows`, one that reads documents
-    whole also has its likelihood in windows of the context; with `bounds`, one that draws partitions of a text also has
-    it under the `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the tokenizer
-    does not know; `altered`: which characters it changes, or white space that it drops.
+    token of tokens 1, 2 to 3, 4 to 7, .. of a document, whose first is 0, by the first of them. A network that is given
+    sentence boundaries also has nats per token that include them, and as published. With `windows`, one that reads
+    documents whole also has its likelihood in windows of the context; with `bounds`, one that draws partitions of a
+    text also has it under the `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the
+    tokenizer does not know; `altered`: which characters it changes, or white space that it drops.
     """
     windows = windows and run.network.reads_whole
     others = BOUNDS if bounds and hasattr(run.network, "partition") and not run.recipe.evaluation.prefix else {}
@@ -185,7 +185,7 @@ def by_position_in_words(judged: dict[str, Any]) -> Iterator[str]:
     """The likelihood by position of a record, as a line; none where it has none."""
     if found := judged.get("by_position"):
         shown = ", ".join(f"{position}: {nats:.3f}" for position, nats in found.items())
-        yield f"  by position in the document, from token {shown}"
+        yield f"  by position in the document (its first token is 0), from token {shown}"
 
 
 def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:

@@ -554,7 +554,7 @@ def test_loss_by_position_is_shown_where_it_is_recorded(make_study, run, page):
     assert title not in page(study, results)
     by_position = lambda r: {n: 8 - math.log2(n) + r.seed - (r.arm == "sps") * n for n in (1, 2, 4)}
     told = [dataclasses.replace(r, by_position=by_position(r)) for r in results]
-    assert title in page(study, told)
+    assert title in page(study, told) and "whose first token is 0" in page(study, told)
     (line,) = _gaps(Summary.of(study, told), lambda point: point.tokens, _by_position)
     assert line.mean == [(1, -1), (2, -2), (4, -4)] and line.runs == [line.mean] * 2
     (line,) = _gaps(Summary.of(study, [*results[:1], *told[1:]]), lambda point: point.tokens, _by_position)
