@@ -265,7 +265,7 @@ class Summary:
             )
         if not difference.is_testable:
             return "No winner", f"{judged.best} and {rival} cannot be told apart: too few documents, or not finite."
-        needed = difference.seeds_needed(level / judged.pairs)
+        needed = difference.seeds_needed(level)
         more = (
             f"A new study of roughly {needed} seeds, none of these, would detect a difference of this size with "
             f"probability {POWER:g}."
@@ -280,13 +280,13 @@ class Summary:
     @property
     def test(self) -> str:
         """The test, in words."""
-        pairs, arms = self.judgement.pairs, len(self.judgement.p_to_baseline)
+        arms = len(self.judgement.p_to_baseline)
         rates = " It takes the learning rates as given, which one trial of each chose." if self.study.rates else ""
-        holm = f"; Holm's correction is over {pairs} pairs for a winner, {arms} arms in the table" if arms > 1 else ""
+        holm = f"; a winner is told from every other arm by it; p in the table is corrected over {arms} arms (Holm)"
         return (
             "Two-sided test of the difference in nats per token, paired by seed and document, against the sum of two "
             "Student variables, one for the variation over seeds and one for that over documents, "
-            f"at level {self.study.level:g}{holm}.{rates}"
+            f"at level {self.study.level:g}{holm if arms > 1 else ''}.{rates}"
         )
 
 
