@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tandem.comparison.texts import lost_in_words
 from tandem.evaluation.likelihood import Likelihood
 from tandem.generation.speed import Decoding
 from tandem.recipe import UserError
@@ -87,6 +88,8 @@ class Result:
     by_position: dict[int, float] = field(default_factory=dict)
     """Nats per token of tokens n to 2 n - 1 of the documents (0: the first), by n, without sentence ends; empty: not
     recorded."""
+    lost: str = ""
+    """What its tokenizer does not read of the held-out text, in words."""
 
     @property
     def nats_per_token(self) -> float:
@@ -217,4 +220,5 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
         by_position={int(n): nats for n, nats in told["likelihood"].get("by_position", {}).items() if nats is not None},
+        lost=lost_in_words(told["likelihood"]),
     )

@@ -214,6 +214,8 @@ class Summary:
             found.append(f"Not finite: the likelihood of {'; '.join(broken)}.")
         if notes := [f"{r.arm}, seed {r.seed}, after {r.note}" for r in self.flat if r.note]:
             found.append(f"Scored one token at a time, though not a language model yet: {'; '.join(notes)}.")
+        for lost in dict.fromkeys(r.lost for r in self.flat if r.lost):
+            found.append(f"Bits per byte count text as predicted that is not read: {lost}.")
         curves = ((r, [(point.nats_per_token, point.step) for point in r.curve]) for r in self.flat if r.curve)
         ends = [(f"{r.arm}, seed {r.seed}", *min(curve), curve[-1][0]) for r, curve in curves]
         if past := [
@@ -362,10 +364,8 @@ def _of_starts(study: Study) -> Iterable[str]:
     starts = study.starts
     if starts and (len(starts) < len(study.arms) or len(set(starts.values())) > 1):
         told = (f"{arm} from {run.name} ({_spent_before(run)})" for arm, run in starts.items())
-        yield (
-            f"Start from a run: {'; '.join(told)}. What that run spent is not counted here, so arms "
-            "were not trained alike."
-        )
+        alike = "What that run spent is not counted here, so arms were not trained alike."
+        yield f"Start from a run: {'; '.join(told)}. {alike}"
     if starts and len(study.seeds) > 1:
         yield (
             f"Seeds of {', '.join(starts)} share the weights that they start from, so they differ less than runs from "

@@ -188,15 +188,20 @@ def by_position_in_words(judged: dict[str, Any]) -> Iterator[str]:
         yield f"  by position in the document (its first token is 0), from token {shown}"
 
 
+def lost_in_words(judged: dict[str, Any]) -> str:
+    """What a tokenizer does not read of a record's text, which bits per byte count as if it were; empty: nothing."""
+    lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
+    lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
+    return "; ".join(lost)
+
+
 def in_words(judged: dict[str, Any], text: str = HELD_OUT) -> str:
     """A record of the likelihood of `text` as a line."""
     paid, published = judged.get("nats_per_token_with_boundaries"), judged.get("nats_per_token_as_published")
     text = f"what follows the break points of {text}" if judged.get("prefix") else text
     windowed = [f"{nats:.3f}" for nats in judged.get("in_windows", {}).values()]
     cut = f"; {' and '.join(windowed)} in windows of the context" if windowed else ""
-    lost = [f"{judged['unknown']:.1%} unknown to the tokenizer"] if judged.get("unknown") else []
-    lost += [f"the tokenizer changes or drops {judged['altered']}"] if judged.get("altered") else []
-    lost = f" ({'; '.join(lost)})" if lost else ""
+    lost = f" ({lost})" if (lost := lost_in_words(judged)) else ""
     bounds = ", ".join(f"{name} {nats:.3f}" for name, nats in judged.get("bounds", {}).items())
     return (
         f"{judged['nats_per_token']:.3f} nats/token"

@@ -155,6 +155,7 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert read.text is None and read.in_windows is None
     assert read.by_position == {}
     told["likelihood"] = {"in_windows": {"nats_per_token": 3.5, "nats_per_token_with_boundaries": 3.75}}
+    told["likelihood"] |= {"unknown": 0.292, "altered": "white space"}
     told["likelihood"]["by_position"] = {"1": 6.5, "2": None, "4": 3.25}  # null: not finite
     (tmp_path / "result.json").write_text(json.dumps(told))
     plan = {"steps": 400, "page": {}, "corpus": ["train", "held out", "sentences"]}
@@ -163,6 +164,7 @@ def test_a_likelihood_that_is_not_finite_is_told_and_left_out_of_the_curve(make_
     assert told.text == ("train", "held out")  # arms may cut sentences as they like
     assert told.in_windows == (3.5, 3.75) and told.by_position == {1: 6.5, 4: 3.25}
     assert told.environment == drawn.environment
+    assert told.lost == "29.2% unknown to the tokenizer; the tokenizer changes or drops white space" and not read.lost
     text = Page(page(make_study(), [*sound, read])).text
     assert "Not finite: the likelihood of memory <2x>, seed 3." in text and "No winner" in text
 
@@ -213,6 +215,10 @@ def test_warnings(make_study, run):
     assert f"Runs differ in torch: 2.13.0+cpu; 2.11.0. {moved}" in found
     assert any("dirty" in warning for warning in found) and len(found) == 2
     (told,) = Summary.of(study, [run("sps", 1, note="bags of 4 until step 400"), run("sps", 2)]).warnings
+    (lossy,) = Summary.of(
+        make_study(), [run("sps", seed, lost="29.2% unknown to the tokenizer") for seed in (1, 2)]
+    ).warnings
+    assert lossy == "Bits per byte count text as predicted that is not read: 29.2% unknown to the tokenizer."
     judged = {
         seeds: Summary.of(make_study(), everything(run), judged=seeds).warnings for seeds in ((), (3, 1), (1, 2, 3))
     }
