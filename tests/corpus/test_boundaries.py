@@ -145,6 +145,7 @@ def test_no_character_is_cut_where_another_place_is():
         ([10, 2, 10], [12, 10]),  # the previous
         ([2, 10], [12]),  # the next, where there is none before
         ([63, 2, 10], [63, 12]),  # or where it does not fit
+        ([63, 2, 62], [63, 64]),  # a sum of the cap fits
         ([63, 2, 63], [63, 2, 63]),  # stays
         ([62, 2, 63], [64, 63]),
         ([1, 1, 10], [12]),

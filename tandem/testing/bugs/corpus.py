@@ -96,6 +96,8 @@ BUGS = {
          "merged and merged[-1] + length <= cap", "merged"),
         ("a short sentence joins the next first", "tests/corpus/test_boundaries.py",
          "merged[-1] + length <= cap", "length + following > cap"),
+        ("a short sentence that would fill the next stays", "tests/corpus/test_boundaries.py",
+         "length + following <= cap", "length + following < cap"),
     ],
     "corpus/views.py": [
         ("the document end is not asked", LIKELIHOOD,
