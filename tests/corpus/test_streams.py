@@ -160,6 +160,10 @@ def test_streams_that_might_leave_a_step_empty_are_refused(store):
         view_of(store, **SMALL, steps=120).require()
     with pytest.raises(UserError, match=r"fewer sentences, or a smaller corpus"):
         view_of(store, **SMALL | {"sentences": 14, "grow": 0}, steps=120).require()
+    of_one_step = {"rows": 100, "context": 100, "grow": 0}  # streams of as many tokens as a step just fit
+    view_of(store, **of_one_step, sentences=125).require()
+    with pytest.raises(UserError, match=r"of 126 sentences of up to 5 tokens do not fit the 625 "):
+        view_of(store, **of_one_step, sentences=126).require()
 
 
 # ---- what changes on the way ----------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ BUGS = {
          "self.sentence_steps(step) >= moment", "self.sentence_steps(step % self.per_epoch) >= moment"),
         ("streams may be too long for a step", STREAMS,
          "if S * cap * self.per_epoch > self.tokens:", "if S * cap > self.tokens:"),
+        ("streams of as many tokens as a step are too long", STREAMS,
+         "if S * cap * self.per_epoch > self.tokens:", "if S * cap * self.per_epoch >= self.tokens:"),
         ("the end of a document is a sentence end that is paid for", STREAMS,
          "certain = last + 1 not in starts", "certain = last < store.lengths[i] - 1 and last + 1 not in starts"),
         ("a sentence that a window cuts is told to have ended", STREAMS,
