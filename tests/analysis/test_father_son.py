@@ -159,6 +159,9 @@ def test_names_are_single_tokens_behind_a_space(tokenizer, tmp_path):
     assert all(tokenizer.decode([token]) == f" {name}" for name, token in kept.items())
     with pytest.raises(UserError, match=r"0 of 2 names are one token of this tokenizer, and it takes 12"):
         single_tokens(["Xyzzyq", "Qwortle"], tokenizer)
+    assert list(single_tokens(NAMES[:12], tokenizer)) == NAMES[:12]
+    with pytest.raises(UserError, match=r"11 of 11 names"):
+        single_tokens(NAMES[:11], tokenizer)
     path = tmp_path / "names.txt"
     path.write_text("\ufeffAnn\nBob\n\nMary Ann\nBob\n", "utf-8")  # some editors begin a file with a mark
     assert read_names(str(path)) == ["Ann", "Bob"]

@@ -136,6 +136,8 @@ BUGS = {
          "jackknife([left.mean() for left in without])", "float(np.std([left.mean() for left in without]))"),
         ("the first tokens of names are compared", FATHER_SON,
          "if len(ids) == 1}", "if len(ids)}"),
+        ("twelve names are too few", FATHER_SON,
+         "if len(kept) < FEWEST:", "if len(kept) <= FEWEST:"),
     ],
 }
 # fmt: on
