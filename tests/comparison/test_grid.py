@@ -305,3 +305,21 @@ def test_the_published_grid_has_three_families_at_five_sizes_and_five_lengths(tm
     widths = {name.partition("-")[0]: study.recipe(job).network.width for name, study in grid.cells.items()
               for job in study.runs(dict.fromkeys(study.layers))}  # fmt: skip
     assert widths == {"6m": 192, "12m": 256, "25m": 448, "50m": 576, "100m": 832}
+
+
+def test_partitions_are_compared_by_strategy_and_scope_with_nothing_else_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_DATA", str(tmp_path))
+    (study,) = load_grid("double_decoder_partitions").cells.values()
+    recipes = {job.arm: study.recipe(job) for job in study.runs(dict.fromkeys(study.layers)) if job.seed == 1}
+    splits = {arm: (p.strategy, p.scope, p.shared) for arm, p in ((a, r.network.partition) for a, r in recipes.items())}
+    assert splits == {
+        "document": ("random_uniform", "document", False),
+        "row": ("random_uniform", "row", False),
+        "shared": ("random_uniform", "row", True),
+        "every_token": ("every_token", "document", False),
+        "single": ("single", "document", False),
+    }
+    networks = [r.network.model_dump() | {"partition": None} for r in recipes.values()]
+    assert all(network == networks[0] for network in networks)
+    assert (networks[0]["width"], networks[0]["document_mask"], networks[0]["sink"]) == (64, True, False)
+    assert all(r.evaluation.prefix for r in recipes.values())
