@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.progress import TaskProgressColumn
 
-from tandem.comparison.texts import Exported, prepared_texts, scored
+from tandem.comparison.texts import Exported, lost_in_words, prepared_texts, scored, unread
 from tandem.corpus.tokenizer import content_hash
 from tandem.disk import made, replace_file
 from tandem.evaluation.likelihood import ratio_error
@@ -52,7 +52,7 @@ def judge_tasks(
         require("lm_eval", "harness")
     made(folder, "tasks")  # before anything is measured
     step = run.progress.step if isinstance(run, Run) else None
-    table = [("task", "metric", "value", "standard error", "items")]
+    notes, table = [], [("task", "metric", "value", "standard error", "items")]
     shared = {"step": step, "note": run.note, "overrides": [*overrides], "limit": limit, "environment": environment()}
     try:
         for file in files:
@@ -62,13 +62,15 @@ def judge_tasks(
                 found = _task_records(run, file, limit, rows or run.recipe.evaluation.rows)
             for record, items in found:
                 _keep(folder / file_of(record["task"]), shared | record, items)
+                if lost := lost_in_words(record):
+                    notes.append(f"{record['task']}: {lost}")
                 for metric, reached in record["metrics"].items():
                     error = "unknown" if reached["error"] is None else f"{reached['error']:#.3g}"
                     table.append((record["task"], metric, f"{reached['value']:#.4g}", error, f"{record['items']:,}"))
     finally:  # also of those before one that fails, or is interrupted
         if len(table) > 1:
             title = [] if step is None else [" ".join(filter(None, (f"step {step:,}", run.note, *overrides)))]
-            say("\n".join([*title, columns(table, right=True), f"kept in {folder}"]))
+            say("\n".join([*title, columns(table, right=True), *notes, f"kept in {folder}"]))
 
 
 def _task_records(
@@ -126,6 +128,7 @@ def _text_records(run: Run | Exported, file: Texts, limit: int | None) -> Iterat
                 "task": name,
                 "metrics": metrics,
                 "items": found.documents,
+                **unread(store, found.order),
                 "settings": {
                     **({"prefix": True} if prefix else {}),
                     "precision": "float32",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.progress import DownloadColumn, TaskProgressColumn
 from torch import Tensor
 
@@ -118,8 +119,7 @@ def recorded(
     token of tokens 1, 2 to 3, 4 to 7, .. of a document, whose first is 0, by the first of them. A network that is given
     sentence boundaries also has nats per token that include them, and as published. With `windows`, one that reads
     documents whole also has its likelihood in windows of the context; with `bounds`, one that draws partitions of a
-    text also has it under the `BOUNDS` of them (corpus/partition.py). `unknown`: share of the documents' bytes that the
-    tokenizer does not know; `altered`: which characters it changes, or white space that it drops.
+    text also has it under the `BOUNDS` of them (corpus/partition.py). What the tokenizer does not read is there, too.
     """
     windows = windows and run.network.reads_whole
     others = BOUNDS if bounds and hasattr(run.network, "partition") and not run.recipe.evaluation.prefix else {}
@@ -133,9 +133,7 @@ def recorded(
     if found.nll_paper is not None:
         record |= {"nats_per_token_with_boundaries": found.nll_with_boundaries}
         record |= {"nats_per_token_as_published": found.nll_paper}
-    unknown, altered = store.unknown(found.order), store.tokenizer.altered
-    record |= {"unknown": unknown} if unknown else {}
-    record |= {"altered": altered} if altered else {}
+    record |= unread(store, found.order)
     if windows:
         again = scored(run, store, documents, split, _part(progress, 1, parts), whole=False)
         record["in_windows"] = per_token(again)
@@ -143,6 +141,13 @@ def recorded(
         again = scored(run, store, documents, split, _part(progress, number, parts), blocks=blocks)
         record.setdefault("bounds", {})[name] = again.nll
     return found, record
+
+
+def unread(store: Store, documents: np.ndarray) -> dict[str, Any]:
+    """`unknown`: share of the documents' bytes that the tokenizer does not know; `altered`: which characters it
+    changes, or white space that it drops. Neither where there is none."""
+    found = {"unknown": store.unknown(documents), "altered": store.tokenizer.altered}
+    return {name: lost for name, lost in found.items() if lost}
 
 
 def recorded_texts(

@@ -71,6 +71,10 @@ def test_what_a_tokenizer_does_not_know_is_told_beside_the_bits(tmp_path):
         for few in ([], ["--documents", 1])
     )
     assert "10 bytes (31.6% unknown" in both and "5 bytes (the tokenizer changes" in one
+    (tmp_path / "two.yaml").write_text(f"texts: {{two: {tmp_path}/two.jsonl}}")
+    done = tandem("evaluate", tmp_path / "mine", "--tasks", tmp_path / "two.yaml")
+    assert "\ntwo: 31.6% unknown to the tokenizer; the tokenizer changes or drops q and white space\n" in done.output
+    assert json.loads((tmp_path / "mine/tasks/two.json").read_text())["unknown"] == 6 / 19
 
 
 def test_texts_that_are_not_in_the_recipe_are_scored_on_demand(trained, tmp_path):
