@@ -241,7 +241,8 @@ def write(
 
         begin = Place(*place)
         save(begin)
-        for (documents, done, place), (ids, sizes) in _encoded(tokenizer, batches_of(documents_of(parts, begin))):
+        batches = batches_of(documents_of(parts, begin, lambda done: progress(done, total)))
+        for (documents, done, place), (ids, sizes) in _encoded(tokenizer, batches):
             side, numbers = documents[0].side, [document.number for document in documents]
             given = [
                 token_starts(document.sentences, size) if document.sentences else None

@@ -7,7 +7,7 @@ which nothing is left over, so that the place it has is all there is to say of w
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -70,9 +70,13 @@ def size_of(parts: list[Part]) -> int | None:
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def documents_of(parts: list[Part], begin: Place = BEGIN) -> Iterator[Document]:
-    """The documents after `begin`. A share is held out by a hash of the text, so copies of a text are on the same
-    side."""
+def documents_of(
+    parts: list[Part], begin: Place = BEGIN, passed: Callable[[int], object] = lambda done: None
+) -> Iterator[Document]:
+    """The documents after `begin`. A share is held out by a hash of the text, so copies of a text are on the same side.
+
+    `passed` is told the bytes read so far, now and then, while documents up to `begin` are passed over.
+    """
     before = begin.before
     for number, part in enumerate(parts[begin.part :], begin.part):
         for shard in range(begin.shard if number == begin.part else 0, part.source.shards):
@@ -80,6 +84,8 @@ def documents_of(parts: list[Part], begin: Place = BEGIN) -> Iterator[Document]:
             for given, read in part.source.read(shard):
                 place = place._replace(documents=place.documents + 1)
                 if place <= begin:
+                    if place.documents % 1000 == 0:
+                        passed(before + read)
                     continue
                 text, sentences = (given, None) if isinstance(given, str) else ("".join(given), given)
                 drawn = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tandem.corpus import Corpus, documents_to_read, prepare, prepare_texts, reading
 from tandem.corpus import tokenizer as tokenizer_module
 from tandem.corpus.files import File
+from tandem.corpus.sources import find_sources
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.recipe import UserError
 
@@ -147,6 +148,18 @@ def test_progress_reaches_the_size_of_the_texts(config, texts, monkeypatch):
     prepare(config(), progress=lambda done, total: seen.append((done, total)))
     total = sum(path.stat().st_size for path in texts.iterdir())
     assert {t for _, t in seen} == {total} and seen == sorted(seen) and seen[-1][0] == total and len(seen) > 10
+
+
+def test_how_far_what_is_passed_over_reaches_is_told(tmp_path):
+    """Or a large file, read again up to where it was interrupted, would look like one that hangs."""
+    (tmp_path / "many.jsonl").write_text("".join(f'{{"text": "Number {n}."}}\n' for n in range(2500)))
+    parts = [
+        reading.Part(source, 0.0, 0) for source in find_sources("corpus.texts", [f"{tmp_path}/many.jsonl"], "text")
+    ]
+    everything, passed = [*reading.documents_of(parts)], []
+    rest = [*reading.documents_of(parts, everything[2399].place, passed.append)]
+    assert rest == everything[2400:]
+    assert passed == [everything[999].done, everything[1999].done]
 
 
 @pytest.mark.parametrize("kind", ["split", "mixture", "given", "bpe", "own validation"])
