@@ -21,7 +21,7 @@ from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
 from tandem.recipe import Recipe, Settings, UserError, register
 from tandem.training.device import CPU_FLOPS, autocast, choose_compile, choose_device, choose_precision
-from tandem.training.folder import MAY_DIFFER, PLACES
+from tandem.training.folder import PLACES
 from tandem.training.parallel import (
     ALONE,
     Ranks,
@@ -67,7 +67,7 @@ class Run:
         """`fresh`: the run begins here, with the weights that the recipe starts from, and not at a checkpoint."""
         self.recipe, self.corpus, self.ranks = recipe, corpus, ranks
         batch = recipe.batch
-        told = {key: value for key, value, _ in recipe.table() if not key.startswith((*MAY_DIFFER, *PLACES))}
+        told = {key: value for key, value, _ in recipe.table() if not key.startswith(PLACES)}
         with ranks.together():  # before the processes exchange anything else
             ranks.require_alike(told)
             require_divisible(batch.rows, batch.micro_batches, ranks)

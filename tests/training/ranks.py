@@ -71,7 +71,7 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
     if damage == "mixed":
         device.cpu_flags = lambda: {"amx_bf16"} if os.environ["RANK"] == "0" else set()
     if damage == "edited" and is_last:
-        arguments = [*arguments, "optimiser.lr=3e-2", "corpus.vocabulary=300"]
+        arguments = [*arguments, "optimiser.lr=3e-2", "corpus.vocabulary=300", "checkpoint.every=2"]
     cli.main(arguments)
 
 

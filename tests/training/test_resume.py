@@ -219,6 +219,7 @@ def test_recipes_that_differ_are_told_once_and_nothing_is_trained(tmp_path, smal
     ranks = start(tmp_path / "edited", small_corpus, count=2, damage="edited")
     finish(ranks, 2)
     assert ranks.said.count("optimiser.lr: 0.001 in processes [0], 0.03 in processes [1]") == 1, ranks.said
+    assert "checkpoint.every: 3 in processes [0], 2 in processes [1]" in ranks.said  # or one would wait for the other
     assert "Traceback" not in ranks.said and not (tmp_path / "edited").exists()
 
 
