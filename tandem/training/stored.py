@@ -30,7 +30,7 @@ def write_tensors(folder: Path, tensors: dict[str, Any], ranks: Ranks) -> dict[s
         with _in_silence():
             dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
     except dcp.CheckpointException as failed:
-        raise _cause(failed, OSError, ranks) from None
+        raise _cause(failed, ranks) from None
     return {name: entry for entries in ranks.gather(written.manifest) for name, entry in entries.items()}
 
 
@@ -49,12 +49,13 @@ class Saved:
         """Dtype and shape of each by name."""
 
     def load(self, wanted: dict[str, Tensor], ranks: Ranks) -> None:
-        """Reads `wanted` in place. Raises: UserError in all processes where a file is damaged for one."""
+        """Reads `wanted` in place. Raises: in all processes, UserError where a file is damaged for one, OSError where
+        one cannot read it."""
         try:
             with _in_silence():
                 dcp.load(wanted, storage_reader=self.reader, no_dist=ranks.count == 1)
         except dcp.CheckpointException as failed:
-            raise _cause(failed, UserError, ranks) from None
+            raise _cause(failed, ranks) from None
 
 
 class _CheckedFiles(FileSystem):
@@ -99,11 +100,10 @@ def _in_silence() -> Iterator[None]:
         yield
 
 
-def _cause(failed: dcp.CheckpointException, kind: type[Exception], ranks: Ranks) -> BaseException:
-    """The first error of `kind`, or interrupt, among those of all processes, else `failed`, which holds all of them."""
+def _cause(failed: dcp.CheckpointException, ranks: Ranks) -> BaseException:
+    """The first error that is no bug, or interrupt, among those of all processes, else `failed`, which holds them."""
     for error, _ in failed.failures.values():
-        if isinstance(error, (kind, KeyboardInterrupt)):
-            if isinstance(error, UserError):
-                error.is_told_elsewhere = not ranks.is_first
+        if isinstance(error, (UserError, OSError, MemoryError, KeyboardInterrupt)):
+            error.is_told_elsewhere = not ranks.is_first  # type: ignore[union-attr]
             return error
     return failed

@@ -290,6 +290,18 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_passed_over(stages, f
     require_sound(folder, found, {1})
 
 
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), MemoryError()])
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_read_is_an_error_of_its_own(stages, monkeypatch, file, error):
+    folder, _ = stages
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: Mock(side_effect=error)() if path.name == file else read_bytes(path)
+    )
+    with pytest.raises(type(error)):
+        restore(folder / "step-00000001", *build())
+
+
 @pytest.mark.parametrize("entry", [None, 3, {}, {"bytes": "8"}])
 def test_a_file_that_the_manifest_does_not_describe_is_refused(stages, entry):
     folder, found = stages
