@@ -130,12 +130,13 @@ def restore(path: Path, network: nn.Module, optimiser: AdamW | None = None, rank
         progress = read_progress(path)
         wanted = _tensors(network, {})
         _require_same(path, "weights of this network", NETWORK, saved.held, wanted)
-        state: dict[str, Any] = {}
-        if optimiser is not None:
-            if any(name.startswith(OPTIMISER) for name in saved.held):  # none before the first step
-                _prime(network, optimiser)
-            state = optimiser.state_dict()
-            wanted = _tensors(network, state)
+    state: dict[str, Any] = {}
+    if optimiser is not None:
+        if any(name.startswith(OPTIMISER) for name in saved.held):  # none before the first step
+            _prime(network, optimiser)  # only after all agree: Muon's processes exchange weights
+        state = optimiser.state_dict()
+        wanted = _tensors(network, state)
+        with ranks.together():
             _require_same(path, "state of this optimiser", OPTIMISER, saved.held, wanted)
     saved.load(wanted, ranks)
     if optimiser is not None:

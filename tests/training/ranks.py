@@ -66,6 +66,8 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
         _fill_disk(at)
     if damage == "warned" and is_last:
         _warn_late(at)
+    if damage == "misread" and is_last:
+        _misread(".metadata")
     if damage == "no plan":
         pretrain.replace_file = lambda path, data: checked.write_durably(Path("/dev/full"), data)
     if damage == "mixed":
@@ -101,6 +103,12 @@ def _fill_disk(at: int) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # the log of this test is a file, too
 
     checkpoint.save = in_little_room
+
+
+def _misread(name: str) -> None:
+    """This process reads other bytes than were saved in a file of a checkpoint."""
+    read_bytes = Path.read_bytes
+    Path.read_bytes = lambda path: read_bytes(path)[path.name == name :]
 
 
 def _warn_late(at: int) -> None:

@@ -258,6 +258,15 @@ def test_a_process_whose_partner_never_joins_says_so(tmp_path, small_corpus):
     assert "Traceback" not in ranks.said, ranks.said
 
 
+def test_a_checkpoint_that_one_process_alone_misreads_ends_all_with_one_message(tmp_path, small_corpus):
+    folder, muon = tmp_path / "misread", ["optimiser.name=muon"]  # whose first step has its processes exchange weights
+    finish(start(folder, small_corpus, count=2, steps=6, more=muon))
+    (folder / "result.json").unlink()
+    ranks = start(folder, small_corpus, count=2, steps=6, damage="misread", more=muon)
+    finish(ranks, 2)
+    assert ranks.said.count("/.metadata: ") == 1 and "Traceback" not in ranks.said, ranks.said
+
+
 def test_a_damaged_checkpoint_ends_all_with_one_message(tmp_path, small_corpus):
     folder = tmp_path / "damaged"
     finish(start(folder, small_corpus, count=2, steps=6))
