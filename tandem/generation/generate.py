@@ -171,9 +171,10 @@ def _pieces(
 
 
 def _end(tokenizer: Tokenizer, text: list[int]) -> list[int]:
-    """The last tokens of a text that are whole characters: a decoder may read bytes together with those that follow."""
+    """The last tokens of a text that are whole characters: a decoder may read bytes together with those that follow,
+    and what is no text (an unknown token) as nothing, which hides that a text has begun."""
     ends = (text[-n:] for n in range(1, 5))
-    return next((end for end in ends if not tokenizer.decode(end).endswith("\ufffd")), text[-1:])
+    return next((end for end in ends if tokenizer.decode(end)[-1:] not in ("", "\ufffd")), text[-1:])
 
 
 def generate_text(

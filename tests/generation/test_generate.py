@@ -175,11 +175,12 @@ def test_words_keep_the_space_between_them_and_the_prompt(monkeypatch):
     inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "▁the": 1, "▁cat": 2, "▁sat": 3}, unk_token="<unk>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = Tokenizer(inner)
-    drawn = ((row, token) for token in (3, 1) for row in (0, 1))
+    inner.add_special_tokens(["<unk>"])
+    drawn = ((row, token) for token in (3, 1) for row in (0, 1, 2))
     monkeypatch.setattr("tandem.generation.generate._tokens", lambda *_, **__: drawn)
     network = network_of(tokenizer.vocabulary)
-    texts = generate_text(network, tokenizer, ["the cat", ""], sampler=DRAWN, max_tokens=2)
-    assert texts == [" sat the", "sat the"]
+    texts = generate_text(network, tokenizer, ["the cat", "", "the cat \N{SNOWMAN}"], sampler=DRAWN, max_tokens=2)
+    assert texts == [" sat the", "sat the", " sat the"]
 
 
 def test_streamed_pieces_join_to_what_is_returned_and_the_end_is_not_shown():
