@@ -14,7 +14,8 @@ arbitrary; give it a word where that matters.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -108,7 +109,7 @@ class Piece(NamedTuple):
 def stream_text(
     network: Network,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Iterable[str],
     *,
     sampler: Sampler,
     max_tokens: int,
@@ -133,16 +134,17 @@ def stream_text(
     )
 
 
-def starts_of(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+def starts_of(network: Network, tokenizer: Tokenizer, prompts: Iterable[str], max_tokens: int) -> list[list[int]]:
     """The ids that a network reads for each prompt. Raises: UserError as `stream_text` does."""
     if isinstance(prompts, str):
         raise UserError(f"prompts is one text: pass a list, [{prompts[:20]!r}]")
-    for number, prompt in enumerate(prompts, 1):
+    texts = [*prompts]
+    for number, prompt in enumerate(texts, 1):
         if not isinstance(prompt, str):
             raise UserError(f"prompt {number} is {type(prompt).__name__}, not text")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise UserError(f"prompt {number} is not text: it holds bytes that are not UTF-8")
-    starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in prompts]
+    starts = [network.prompt(tokenizer, prompt) or [tokenizer.eos] for prompt in texts]
     _check(network, starts, max_tokens)
     return starts
 
@@ -180,17 +182,17 @@ def _end(tokenizer: Tokenizer, text: list[int]) -> list[int]:
 def generate_text(
     network: Network,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Iterable[str],
     *,
     sampler: Sampler,
     max_tokens: int,
     seed: int = 0,
 ) -> list[str]:
     """What follows each prompt, whole; otherwise as `stream_text`."""
-    texts = ["" for _ in prompts]
+    texts: dict[int, str] = defaultdict(str)
     for piece in stream_text(network, tokenizer, prompts, sampler=sampler, max_tokens=max_tokens, seed=seed):
         texts[piece.row] += piece.text
-    return texts
+    return [texts[row] for row in range(len(texts))]
 
 
 class TextStream:

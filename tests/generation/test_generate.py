@@ -211,9 +211,10 @@ def test_as_many_prompts_are_served_at_a_time_as_asked_and_the_texts_do_not_depe
         for piece in stream_text(network, tokenizer, prompts, rows=rows, **options):
             texts[piece.row] += piece.text
         assert texts == together
-    assert sizes == [5, 2, 2, 1, *[1] * 5]
+    assert generate_text(network, tokenizer, iter(prompts), **options) == together
+    assert sizes == [5, 2, 2, 1, *[1] * 5, 5]
     stream = stream_text(network, tokenizer, prompts, rows=2, **options)
-    assert {next(stream).row for _ in range(8)} == {0, 1} and sizes[9:] == [2]  # the others have not begun
+    assert {next(stream).row for _ in range(8)} == {0, 1} and sizes[10:] == [2]  # the others have not begun
 
 
 def test_a_wrong_prompt_is_told_by_its_number_before_any_is_served(monkeypatch):
