@@ -284,7 +284,7 @@ def _run(adapter: Harness, loaded: Any, limit: int | None) -> list[TaskResult]:
             version=found["versions"].get(name),
             metrics=_metrics(values),
             count=values["sample_len"],
-            items=[_item(sample) for sample in found["samples"].get(name, [])],
+            items=_items(found["samples"].get(name, [])),
             settings=json.loads(json.dumps(found["configs"].get(name, {}), default=str)),
         )
         for name, values in found["results"].items()
@@ -300,12 +300,21 @@ def _metrics(values: dict[str, Any]) -> dict[str, Metric]:
         if comma and not name.endswith("_stderr"):
             error = values.get(f"{name}_stderr,{choice}")
             is_known = isinstance(error, int | float) and not math.isnan(error)
-            found[name if choice == "none" else f"{name} ({choice})"] = Metric(value, error if is_known else None)
+            found[_called(name, choice)] = Metric(value, error if is_known else None)
     return found
 
 
-def _item(sample: dict[str, Any]) -> dict[str, Any]:
-    metrics = {name: sample[name] for name in sample["metrics"]}
-    answers = [answer for answer, *_ in sample["resps"]]  # a repeated request has the same answer again
-    plain = {"item": sample["doc_id"], "answers": answers, **metrics}
-    return json.loads(json.dumps(plain, default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)))
+def _called(metric: str, choice: str) -> str:
+    """A metric's name, with that of the filter that picks what it judges, where the task names one."""
+    return metric if choice == "none" else f"{metric} ({choice})"
+
+
+def _items(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each item, of which the harness has a sample for each filter."""
+    items: dict[int, dict[str, Any]] = {}
+    for sample in samples:
+        answers = [answer for answer, *_ in sample["resps"]]  # a repeated request has the same answer again
+        item = items.setdefault(sample["doc_id"], {"item": sample["doc_id"], "answers": answers})
+        item |= {_called(name, sample["filter"]): sample[name] for name in sample["metrics"]}
+    plain = json.dumps([*items.values()], default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return json.loads(plain)

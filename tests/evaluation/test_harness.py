@@ -362,6 +362,12 @@ doc_to_choice: choices
 doc_to_target: gold
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
+FILTERED = """
+generation_kwargs: {until: ["."], max_gen_toks: 4}
+filter_list:
+  - {name: first, filter: [{function: regex, regex_pattern: "(.)"}, {function: take_first}]}
+  - {name: all, filter: [{function: take_first}]}
+"""
 
 
 def test_a_file_of_ones_own_is_a_task(data, heard, tmp_path):
@@ -377,6 +383,16 @@ def test_items_hold_probabilities_and_one_of_repeated_answers(data, heard, tmp_p
     for item in result.items:
         p = np.exp([nats for nats, _ in item["answers"]])
         assert item["brier_score"] == [item["item"] % 3, pytest.approx(p / p.sum())]
+
+
+def test_an_item_that_several_filters_read_is_one_with_their_metrics(data, heard, tmp_path):
+    written = MINE.replace("multiple_choice", "generate_until").replace("doc_to_choice: choices\n", "")
+    written = written.replace("doc_to_target: gold", 'doc_to_target: "{{choices[gold]}}"')
+    (tmp_path / "mine.yaml").write_text(written.replace("metric: acc", "metric: exact_match") + FILTERED)
+    (result,) = run_tasks(harness(), read_tasks(str(tmp_path / "mine.yaml")), limit=2)
+    assert [item["item"] for item in result.items] == [0, 1]
+    assert result.metrics.keys() == {"exact_match (first)", "exact_match (all)"}
+    assert all(item.keys() == {"item", "answers", *result.metrics} for item in result.items)
 
 
 def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, monkeypatch):
