@@ -158,6 +158,8 @@ def _expanded(value: Any, path: Path) -> Any:
 
 
 def _task(path: Path, content: dict[str, Any]) -> TaskFile:
+    if "include" in content:
+        raise UserError(f"{path}: include = {content['include']}: a task file holds all of its task; copy it in")
     given = content.get("dataset_kwargs")
     data = tuple(Path(name) for name in _names(given.get("data_files") if isinstance(given, dict) else None))
     for file in data:

@@ -413,6 +413,7 @@ def test_a_group_without_a_mean_of_its_own_is_its_tasks(data, heard, tmp_path, m
         ("task: mine\n  output_type: [", r"mine.yaml:2: cannot be read"),
         ("task: mine\ndoc_to_text: !function a.b\n", r"mine.yaml:2: cannot be read"),
         ("task: mine\nmetadata: {a: 1}\nmetadata: {}\n", r"mine.yaml:3: cannot be read: metadata is written twice"),
+        ("task: mine\ninclude: base.yaml\n", r"mine.yaml: include = base.yaml: a task file holds all of its task"),
         ("- hellaswag\n", r"mine.yaml: no task file; it needs `task: NAME`"),
         ("task: [a]\n", r"no task file"),
         ("texts: {poems: 3}\n", r"no task file"),
