@@ -45,7 +45,7 @@ def read_prompts(name: str, as_json: bool) -> list[dict[str, Any]]:
 
     Raises: UserError naming file and line, also where JSON lines (`as_json`) would hold another value of a key.
     """
-    if name.lower().endswith(LINES + ROWS) and not name.endswith(".jsonl"):
+    if name.lower().endswith((*LINES, *ROWS, ".json")) and not name.endswith(".jsonl"):
         raise UserError(f"--file {name}: unknown kind of file; name one that ends in .jsonl, or write a prompt a line")
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()

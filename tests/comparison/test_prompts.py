@@ -98,7 +98,7 @@ def test_a_key_of_a_prompt_that_json_lines_write_is_refused(tmp_path):
         ("bad.jsonl", b'{"prompt": "\\ud800"}\n', 'bad.jsonl:1: "prompt" is not Unicode text (surrogates not allowed)'),
         *(
             (name, b"", f"{name}: unknown kind of file; name one that ends in .jsonl")
-            for name in ("a.JSONL", "a.jsonl.gz")
+            for name in ("a.JSONL", "a.jsonl.gz", "a.json")
         ),
     ],
 )
