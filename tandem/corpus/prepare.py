@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -29,11 +29,10 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from tandem.corpus.boundaries import token_starts
-from tandem.corpus.files import BrokenOff
 from tandem.corpus.reading import BEGIN, SIDES, Batch, Part, Place, batches_of, documents_of, size_of
 from tandem.corpus.sentences import Segmentation, in_turn
 from tandem.corpus.sources import check_names, find_sources
-from tandem.corpus.store import FORMAT, Store, StoreWriter, lost
+from tandem.corpus.store import FORMAT, Store, StoreWriter, lost, mistakes_leave_nothing
 from tandem.corpus.tokenizer import Tokenizer, content_hash, load_tokenizer
 from tandem.disk import replace_file, unmade
 from tandem.recipe import Settings, UserError, counted, register
@@ -120,7 +119,7 @@ def prepare(config: Corpus.Config, progress: Progress = lambda done, total: None
     with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
-            with _mistakes_leave_nothing(partial / WRITTEN):
+            with mistakes_leave_nothing(partial / WRITTEN):
                 tokenizer = tokenizer or _trained(partial, parts, shares, config.vocabulary or 0, progress)
                 write(partial, parts, shares, tokenizer, progress)
             if not isinstance(config.validation, int | float):
@@ -161,7 +160,7 @@ def prepare_texts(
     with unmade(folder, mark=WRITTEN) as partial:
         if partial:
             _check(parts)
-            with _mistakes_leave_nothing(partial / WRITTEN):
+            with mistakes_leave_nothing(partial / WRITTEN):
                 write(partial, parts, {}, tokenizer, progress, ("validation",), key)
     return Store(folder / "validation", config.sentences)
 
@@ -176,20 +175,6 @@ def _check(parts: list[Part]) -> None:
     """Raises what would keep texts from being read, before any of them is."""
     for part in parts:
         part.source.check()
-
-
-@contextmanager
-def _mistakes_leave_nothing(mark: Path) -> Iterator[None]:
-    """Within it, errors that the same command cannot get over, as a text has to be mended, let go of what was written.
-
-    What broke off is gone on with (`unmade`); what is damaged is not.
-    """
-    try:
-        yield
-    except UserError as error:
-        if not isinstance(error, BrokenOff):
-            mark.unlink(missing_ok=True)
-        raise
 
 
 def _trained(

@@ -39,7 +39,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from tandem.corpus.boundaries import SHORTEST, aligned, cap_lengths, mark, merge_lengths
 from tandem.corpus.splitters import SAT_FOLDER, splitter, version_of
-from tandem.corpus.store import Store, lost
+from tandem.corpus.store import Store, going_on, mistakes_leave_nothing
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.disk import replace_file, unmade
 from tandem.machine import cores, end_with_parent
@@ -193,11 +193,7 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
     folder.mkdir(exist_ok=True)
     found = folder / FOUND
     documents, sentences, counts = json.loads(found.read_text()) if found.exists() else (0, 0, {})
-    with (folder / "starts.bin").open("ab") as file:
-        if file.tell() < 8 * sentences:
-            found.unlink()
-            raise lost(Path(file.name))
-        file.truncate(8 * sentences)  # what was written after `found` was
+    with mistakes_leave_nothing(found), going_on(folder / "starts.bin", 8 * sentences) as file:
         for first, last, lengths, counted in _segmented(store, config, documents):
             begin, end = store.offsets[[first, last]]
             assert lengths.sum() == end - begin, "sentences tile the documents"

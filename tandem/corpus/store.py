@@ -18,13 +18,14 @@ import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
 import numpy as np
 import pydantic
 
+from tandem.corpus.files import BrokenOff
 from tandem.corpus.tokenizer import Tokenizer, content_hash
 from tandem.disk import flush
 from tandem.recipe import Settings, UserError
@@ -198,12 +199,7 @@ class StoreWriter:
         self._opened.close()
 
     def _open(self, name: str, size: int) -> IO[bytes]:
-        """A file to append to, after its first `size` bytes: what follows was written after the last `save`."""
-        file = self._opened.enter_context((self.folder / f"{name}.bin").open("ab"))
-        if file.tell() < size:
-            raise lost(Path(file.name))
-        file.truncate(size)
-        return file
+        return self._opened.enter_context(going_on(self.folder / f"{name}.bin", size))
 
     def append(
         self,
@@ -272,9 +268,36 @@ class StoreWriter:
         (self.folder / "manifest.json").write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
 
 
+@contextlib.contextmanager
+def going_on(path: Path, size: int) -> Iterator[IO[bytes]]:
+    """A file to append to, after its first `size` bytes: what follows was written after the last save.
+
+    Raises: UserError where it is shorter, as what was saved is gone.
+    """
+    with path.open("ab") as file:
+        if file.tell() < size:
+            raise lost(path)
+        file.truncate(size)
+        yield file
+
+
 def lost(path: Path) -> UserError:
     """Of a file that an interrupted attempt saved and a later one finds damaged, and so lets go of: what to say."""
     return UserError(f"{path}: has lost what was saved of it; start the same command again, which begins anew")
+
+
+@contextlib.contextmanager
+def mistakes_leave_nothing(mark: Path) -> Iterator[None]:
+    """Within it, errors that the same command cannot get over, as a text has to be mended, let go of what was written.
+
+    What broke off is gone on with (`unmade`); what is damaged is not.
+    """
+    try:
+        yield
+    except UserError as error:
+        if not isinstance(error, BrokenOff):
+            mark.unlink(missing_ok=True)
+        raise
 
 
 def fingerprint(folder: Path) -> str:
