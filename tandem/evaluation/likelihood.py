@@ -159,7 +159,12 @@ def ratio_error(above: np.ndarray, below: np.ndarray) -> float:
 
 
 def documents_to_score(store: Store, documents: int | None, split: str) -> np.ndarray:
-    """(D,) numbers of the documents, chosen as `likelihood` describes. Raises: UserError if there is none."""
+    """(D,) numbers of the documents, chosen as `likelihood` describes.
+
+    Raises: ValueError for another split, or for fewer than one document; UserError if there is none to score.
+    """
+    if split not in SPLITS or (documents is not None and documents < 1):
+        raise ValueError(f"split {split!r}, {documents} documents: splits: {', '.join(SPLITS)}; documents: from 1")
     order = fixed_order(store)[SPLITS[split]]
     order = np.sort(order) if documents is None else order[:documents]
     order = order[store.lengths[order] > 1]  # a document that is its end alone has no token 2

@@ -193,6 +193,12 @@ def test_the_halves_for_tuning_and_for_comparison_share_no_document_and_leave_no
     assert set(part.order) < set(orders["tuning"])  # on the way, too
 
 
+def test_an_unknown_split_and_no_documents_are_refused(store):
+    for asked in ({"split": "test"}, {"documents": 0}, {"documents": -1}):
+        with pytest.raises(ValueError, match="splits: all, comparison, tuning; documents: from 1"):
+            likelihood(Priced(), store, context=16, rows=2, **asked)
+
+
 @pytest.mark.parametrize("scoring", [scoring_streams, scoring_boundary_rows])
 def test_sentence_ends_are_counted_apart(store, scoring):
     store.segmentation = Segmentation(splitter="every", every=5)
