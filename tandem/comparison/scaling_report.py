@@ -5,7 +5,7 @@
         scaling.json                     every run, every fit with its interval
         scaling.txt, scaling.html
 
-A line is fitted where a method has runs at three values of what varies. A law takes six runs, three sizes, three
+A line is fitted where a method has runs at three values of what varies. A law takes six cells, three sizes, three
 numbers of tokens, and a size with two of these. Values less than 5 % apart count as one. Readings at equal FLOPs, data
 and loss (readings.py) need two budgets of the baseline at a size. Anything that lacks its runs is left out, and named:
 readings use the seeds that both arms have, multipliers wait for all runs of both arms, and an arm with a loss that is
@@ -196,35 +196,35 @@ def _ratio(
 def _fits(
     runs: Mapping[str, list[Run]],
     fit: Callable[..., Any],
-    tells: Callable[[list[Measured]], bool],
+    tells: Callable[[list[Run]], bool],
     level: float,
 ) -> dict[str, Fitted]:
-    measured = {arm: [run.measured for run in own] for arm, own in runs.items()}
-    told = [arm for arm in runs if tells(measured[arm])]
-    cells = {arm: [(run.size, run.budget) for run in runs[arm]] for arm in told}
-    return fitted({arm: measured[arm] for arm in told}, fit, level, cells=cells)
+    told = {arm: own for arm, own in runs.items() if tells(own)}
+    cells = {arm: [(run.size, run.budget) for run in own] for arm, own in told.items()}
+    return fitted({arm: [run.measured for run in own] for arm, own in told.items()}, fit, level, cells=cells)
 
 
-def _values(runs: Sequence[Measured], axis: str) -> int:
+def _values(runs: Sequence[Run], axis: str) -> int:
     """Number of values, of which each is 5 % above the last: seeds that share a budget in seconds differ by less."""
     found = [0.0]
-    for value in sorted(getattr(run, axis) for run in runs):
+    for value in sorted(getattr(run.measured, axis) for run in runs):
         found += [value] if value >= 1.05 * found[-1] else []
     return len(found) - 1
 
 
-def _tells_line(axis: str, runs: list[Measured]) -> bool:
+def _tells_line(axis: str, runs: list[Run]) -> bool:
     """Whether `axis` varies and the other stays fixed: with budgets in FLOPs, larger networks read less data."""
     (other,) = AXES.keys() - {axis}
     return _values(runs, axis) > 2 and _values(runs, other) == 1
 
 
-def _tells_law(runs: list[Measured]) -> bool:
-    """Whether both vary, and not only together: one budget in FLOPs or seconds gives every size its own tokens."""
-    alike = ([other for other in runs if other.parameters == run.parameters] for run in runs)
+def _tells_law(runs: list[Run]) -> bool:
+    """Whether both vary, and not only together: one budget in FLOPs or seconds gives every size its own tokens. A law
+    goes through five cells, of any number of seeds, and leaves no residual: its interval would have no width."""
+    alike = ([other for other in runs if other.size == run.size] for run in runs)
     return (
         min(_values(runs, "parameters"), _values(runs, "tokens")) > 2
-        and len(runs) > 5
+        and len({(run.size, run.budget) for run in runs}) > 5
         and any(_values(same, "tokens") > 1 for same in alike)
     )
 

@@ -226,6 +226,17 @@ def test_where_runs_are_few_nothing_is_said(tmp_path):
         assert not found.laws and [axis for axis, _ in found.lines] == axes
 
 
+def test_a_law_takes_six_cells_however_many_seeds_they_have():
+    """Two budgets in FLOPs at three sizes: with one cell missing, five numbers would go through five means exactly."""
+    six = [
+        cell._replace(budget=f"{flops} flops")
+        for N in (1e6, 3e6, 1e7)
+        for flops in (1e15, 4e15)
+        for cell in cells(sizes=(N,), budgets=(flops / 6 / N,))
+    ]
+    assert [*Scaling.of(six).laws] == ["base", "gained <a>"] and not Scaling.of(six[:-1]).laws
+
+
 @pytest.mark.parametrize("other", [{"documents": 6}, {"tokens": 8}])
 def test_cells_on_different_documents_are_refused(other):
     one, *others = cells()
