@@ -203,6 +203,9 @@ class PointerChasing(Analysis):
         if network.suffixes_only:
             told = "answers stand within a row, and this network writes after contexts"
             raise UserError(f"analyse pointer_chasing: {told}")
+        if hasattr(network, "partition"):
+            told = "a session reads a row as one block, without context, and this network learns from rows of several"
+            raise UserError(f"analyse pointer_chasing: {told}")
         generator = torch.Generator().manual_seed(c.seed)
         fresh: Any = type(network)(network.config, task.vocabulary, task.length, generator)  # type: ignore[call-arg]
         fresh.to(run.device.value)

@@ -313,7 +313,13 @@ def test_what_can_not_be_analysed_is_refused_by_name(runs, tmp_path):
     refused(tandem("analyse", "mutual_information", tmp_path / "model"), "a model, no run")
 
 
-def test_who_writes_after_contexts_alone_chases_no_pointers(small_corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("encoder_decoder", "answers stand within a row, and this network writes after contexts"),
+        ("double_decoder", "a session reads a row as one block, without context"),
+    ],
+)
+def test_who_is_asked_otherwise_than_it_learns_chases_no_pointers(network, reason, small_corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = tandem("analyse", "pointer_chasing", "encoder_decoder/tiny", *small_corpus)
-    refused(done, "answers stand within a row, and this network writes after contexts")
+    refused(tandem("analyse", "pointer_chasing", f"{network}/tiny", "steps=1", "rows=1", *small_corpus), reason)
