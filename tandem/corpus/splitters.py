@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tandem.recipe import UserError, require
 
 LONGEST_LINE = 100_000
-"""Characters. A longer line is cut by a pattern, and so is one that pysbd changes."""
+"""Characters. A longer line is cut by a pattern, and so is one that pysbd changes or fails on."""
 
 SAT_FOLDER = (
     "a folder with config.json and model_optimized.onnx, such as those of segment-any-text/sat-3l-sm on the hub, and "
@@ -50,16 +50,23 @@ def splitter(name: str, weights: str | None, threshold: float | None) -> Callabl
 
 def _rules() -> Callable[[Sequence[str]], Iterator[Pieces]]:
     """Cuts with pysbd, line by line, without the white space around a line, which it would lose. A line that pysbd
-    changes otherwise (it loses characters that it uses as marks, and spaces around runs of dots) is cut after `.`, `!`
-    and `?` before white space instead."""
+    changes otherwise (it loses characters that it uses as marks, and spaces around runs of dots) or fails on (it takes
+    a separator of ASCII before "1. " for a part of the number) is cut after `.`, `!` and `?` before white space
+    instead."""
     segment = require("pysbd", "sentences").Segmenter(language="en", clean=False).segment
+
+    def segmented(bare: str) -> list[str]:
+        try:
+            return segment(bare)
+        except ValueError:
+            return []
 
     def split(text: str) -> Pieces:
         pieces, by_pattern = [], 0
         for line in _LINE.findall(text):
             bare = line.strip()
             before, after = line.split(bare, 1) if bare else (line, "")
-            found = segment(bare) if 0 < len(bare) <= LONGEST_LINE else [bare]
+            found = segmented(bare) if 0 < len(bare) <= LONGEST_LINE else [bare]
             if "".join(found) != bare or len(bare) > LONGEST_LINE:
                 found, by_pattern = _SENTENCE_END.split(bare), by_pattern + 1
             found[0] = before + found[0]

@@ -85,6 +85,13 @@ def test_lines_that_pysbd_changes_are_cut_by_the_pattern_instead():
     assert [piece.strip() for piece in pieces if piece.strip()] == by_hand
 
 
+def test_lines_that_pysbd_fails_on_are_cut_by_the_pattern_instead():
+    text = "Mr. Low is in.\nSee Mr.\x1f5. Low is out.\nMr. End."
+    ((pieces, by_pattern),) = splitter("rules", None, None)([text])
+    assert "".join(pieces) == text and by_pattern == 1
+    assert pieces == ["Mr. Low is in.\n", "See Mr.", "\x1f5.", " Low is out.\n", "Mr. End."]
+
+
 def test_pysbd_is_given_one_line_at_a_time_and_none_without_end(monkeypatch):
     """Its time grows with the square of what it is given."""
     seen, endless = [], "x. " * 40_000
