@@ -187,7 +187,7 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
     """Makes a segmentation in a folder, from where an interrupted attempt left it."""
     if config.splitter != "every" and not store.tokenizer.is_lossless:
         raise UserError("corpus.sentences: this tokenizer changes the text, so sentences cannot be found again in its "
-                        "tokens; take a byte-level one, or splitter every")  # fmt: skip
+                        "tokens; take a byte-level one, with its decoder, or splitter every")  # fmt: skip
     if config.splitter == "given" and not len(store.given):
         raise UserError("corpus.sentences.splitter = given: the texts have none; corpus.field must name lists of texts")
     folder.mkdir(exist_ok=True)

@@ -170,8 +170,8 @@ class Tokenizer:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether `decode` restores the text of a whole document, byte for byte."""
-        return self._bytes_by_id is not None
+        """Whether `decode` restores the text of a whole document, byte for byte: a file may lack the decoder."""
+        return self._bytes_by_id is not None and isinstance(self._inner.decoder, decoders.ByteLevel)
 
     @functools.cached_property
     def _bytes_by_id(self) -> np.ndarray | None:

@@ -163,6 +163,15 @@ def test_a_byte_level_tokenizer_that_drops_text_is_refused(loses):
         tokenizer.encode(text)
 
 
+def test_bytes_add_up_but_no_text_comes_back_where_the_decoder_is_missing(tmp_path):
+    described = json.loads(TRAINED._inner.to_str()) | {"decoder": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    bare = load_tokenizer(str(tmp_path))
+    (ids,), (sizes,) = bare.encode_batch([SAMPLE[0]])
+    assert sizes.sum() == len(SAMPLE[0].encode()) and bare.decode(ids) != SAMPLE[0]
+    assert TRAINED.is_lossless and not bare.is_lossless
+
+
 def test_tokens_without_text_of_their_own_have_no_bytes():
     sizes = module._bytes_by_offset("é☃😀!", [(0, 1), (0, 0), (1, 2), (1, 2), (2, 3)])
     assert sizes.tolist() == [2, 0, 3, 0, 5]
