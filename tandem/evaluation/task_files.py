@@ -121,16 +121,17 @@ class _Loader(yaml.SafeLoader):
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text("utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8; a day that no month has
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: cannot be read: {getattr(error, 'problem', None) or error}") from error
     given = content if isinstance(content, dict) else {}
     texts, tasks = given.get("texts"), given.get("tasks")
+    is_names = lambda names: isinstance(names, list) and names and all(isinstance(name, str) for name in names)
     is_one = [
         isinstance(given.get("task"), str),
-        isinstance(texts, dict) and texts and all(isinstance(paths, str | list) for paths in texts.values()),
-        isinstance(tasks, list) and tasks and all(isinstance(name, str) for name in tasks),
+        isinstance(texts, dict) and texts and all(isinstance(p, str) or is_names(p) for p in texts.values()),
+        is_names(tasks),
     ]
     if sum(map(bool, is_one)) != 1:
         raise UserError(
