@@ -51,9 +51,16 @@ def find_sources(key: str, texts: str | list[str], field: str | list[str]) -> li
     return found
 
 
-def _matching(pattern: str) -> list[Path]:
-    """Files by name, those behind links to folders included, hidden ones not."""
-    return sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+def _matching(key: str, pattern: str) -> list[Path]:
+    """Files by name, those behind links to folders included, hidden ones not.
+
+    Raises: UserError for a link to nothing, which may stand for a folder or a text whose disk is not there.
+    """
+    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    for path in found:
+        if path.is_symlink() and not path.exists() and (path.name.endswith(KINDS) or not path.suffix):
+            raise UserError(f'{key}: "{path}" is a link to {os.readlink(path)}, which is not there; mend or remove it')
+    return [path for path in found if path.is_file()]
 
 
 def _files(key: str, name: str) -> list[Path]:
@@ -61,9 +68,9 @@ def _files(key: str, name: str) -> list[Path]:
         raise UserError(f'{key} = "{name}": names no text; {ALLOWED}')
     path = Path(os.path.expanduser(name))
     if path.is_dir():
-        files = [p for p in _matching(f"{glob.escape(str(path))}/**") if p.name.endswith(KINDS)]
+        files = [p for p in _matching(key, f"{glob.escape(str(path))}/**") if p.name.endswith(KINDS)]
     else:
-        files = [path] if path.is_file() else _matching(str(path))
+        files = [path] if path.is_file() else _matching(key, str(path))
     if not files:
         where = "" if path.is_absolute() else f" in {Path.cwd()}, where this command runs"
         raise UserError(f'{key} = "{name}": no such text found{where}; {ALLOWED}')

@@ -62,6 +62,17 @@ def test_a_folder_is_read_through_links_to_folders_and_without_hidden_files(fold
     assert texts_of(folder / "[c]") == ["linked"]
 
 
+@pytest.mark.parametrize("name", ["d.txt", "folder"])
+def test_a_link_to_nothing_is_told_not_left_out(folder, name):
+    (folder / "picture.png").symlink_to(folder / "gone.png")
+    assert texts_of(folder) == ["first\r\nünd", "second", "third"]
+    (folder / "b" / name).symlink_to(folder / "gone")
+    for texts in folder, folder / "b" / f"{name[:3]}*":
+        with pytest.raises(UserError, match=rf'corpus.texts: ".*b/{name}" is a link to .*gone, which is not there'):
+            texts_of(texts)
+    assert texts_of(folder / "b" / "*.md") == ["third"]
+
+
 def test_progress_ends_at_the_size_of_the_source(folder):
     for source in find_sources("corpus.texts", [str(folder)], "text"):
         done = [done for _, done in source.read()]
