@@ -87,7 +87,12 @@ def _expand(node: Node, key: str, problems: Problems) -> Any:
         if name not in os.environ:
             reason = f"the environment has no {name}; set it (export {name}=...), or write the text out"
             problems.add(node.origin, f"{key} = {shown(node.value)}: {reason}")
-    return substituted(node.value)
+    text = substituted(node.value)
+    if text.encode(errors="ignore").decode() != text:  # names of files may be any bytes
+        reason = "its value in the environment is not UTF-8; take one that is, such as a link with another name"
+        problems.add(node.origin, f"{key} = {shown(node.value)}: {reason}")
+        return node.value
+    return text
 
 
 def substituted(text: str) -> str:

@@ -1,5 +1,6 @@
 """All mistakes of a recipe are told at once, each in one line with its place, its value and what is allowed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,8 @@ WRONG_OVERRIDES = {
     "network.depth=" + "[" * 2000: f"override  network.depth={'[' * 2000}: cannot be read: nested too deeply",
     "corpus.shares={'a${EMPTY}': 1, '${EMPTY}a': 2}": 'override  corpus.shares: "a${EMPTY}" and "${EMPTY}a" name the '
     "same; keep one",
+    "corpus.texts=['${BYTES}']": 'override  corpus.texts = "${BYTES}": its value in the environment is not UTF-8; '
+    "take one that is, such as a link with another name",
     "extends=other": "override  extends=other: a recipe says in its file what it extends",
     "budget=3 day": f'override  budget = "3 day": unknown unit "day"; {UNITS}',
 }
@@ -265,6 +268,7 @@ WRONG_OVERRIDES = {
 @pytest.mark.parametrize("override", WRONG_OVERRIDES)
 def test_a_wrong_override_is_told_as_one(override, monkeypatch):
     monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("BYTES", os.fsdecode(b"caf\xe9"))
     assert complaint(overrides=[override]) == WRONG_OVERRIDES[override]
 
 
