@@ -70,8 +70,9 @@ class Corpus:
 
         texts: str | list[str] | dict[str, Annotated[float, Field(gt=0)]] = "builtin"
         """"builtin", or paths: .txt, .md, .jsonl, .jsonl.gz, .jsonl.zst, .parquet and (WikiText) .tokens files, folders
-        of these, globs; or hf:owner/name/config@revision?split=train. A mapping from these to their shares of the
-        tokens makes a mixture; shares are taken relative to their sum."""
+        of these, globs; or hf:owner/name/config@revision?split=train. A .txt or .md file is one document, as is a line
+        of JSON lines or a row of a table. A mapping from these to their shares of the tokens makes a mixture; shares
+        are taken relative to their sum."""
         field: str | Annotated[list[str], Field(min_length=1)] = "text"
         """The key or column that holds the text in JSON lines, parquet files and data sets of the hub; of a list, the
         first that a record or file has."""
@@ -255,8 +256,9 @@ def _close(writers: dict[str, StoreWriter], by_side: dict[str, list[Part]], key:
 def _none_left(side: str, parts: list[Part], documents: int, key: str) -> UserError:
     """Of a side without documents: its texts hold none, or none of the `documents` of both sides fell to it."""
     if documents and any(0 < part.held_out < 1 for part in parts):
-        of = f"{counted(documents, 'documents')} (a text file is one, equal ones count as one)"
-        cure = "give more of them, another share, or other texts as corpus.validation"
+        of = f"{counted(documents, 'documents')} (a text file is one, as is a line of .jsonl; equal ones count as one)"
+        share = "another share, " if documents > 1 else ""  # no share divides one
+        cure = f"give more of them, {share}or other texts as corpus.validation"
         return UserError(f"{key}: no document is left for {side}, of {of}; {cure}")
     key = {"train": "corpus.texts", "validation": "corpus.validation"}[side] if key == "corpus" else key
     names = ", ".join(part.source.name for part in parts[:3]) + (", ..." if len(parts) > 3 else "")

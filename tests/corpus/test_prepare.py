@@ -431,10 +431,12 @@ def test_a_bad_text_is_refused_also_while_a_tokenizer_is_trained(config, texts):
 
 def test_a_side_without_documents_is_refused(config, tmp_path):
     (tmp_path / "one.txt").write_text("The only document.")
-    with pytest.raises(
-        UserError, match=r"for (train|validation), of 1 document \(a text file is one, equal ones count as one\); give"
-    ):
+    of = r"for (train|validation), of 1 document \(a text file is one, as is a line of .jsonl; equal ones count as one"
+    with pytest.raises(UserError, match=of + r"\); give more of them, or other texts"):
         prepare(config(texts=str(tmp_path / "one.txt")))
+    (tmp_path / "two.jsonl").write_text('{"text": "One of two."}\n{"text": "The other."}\n')
+    with pytest.raises(UserError, match=r"of 2 documents .*; give more of them, another share, or other texts"):
+        prepare(config(texts=str(tmp_path / "two.jsonl"), validation=1e-6))
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
