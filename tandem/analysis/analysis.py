@@ -29,8 +29,8 @@ class Analysis:
     """Base of all analyses."""
 
     Config: ClassVar[Any] = Settings
-    asks: ClassVar[str]
-    """Attribute of a network's class without which there is nothing to analyse."""
+    asks: ClassVar[str] = "embed"
+    """Attribute of a network's class without which there is nothing to analyse; every network has `embed`."""
     trained: ClassVar[bool] = True
     """True if it looks at weights; if not, a recipe will do."""
     numbered: ClassVar[str] = ""

@@ -44,7 +44,6 @@ class PowerLaw(NamedTuple):
 class MutualInformation(Analysis):
     """Mutual information of tokens of the training text, by distance, and a power law fitted to it."""
 
-    asks = "embed"
     trained = False
     needs_scipy = True
 

@@ -247,9 +247,7 @@ def test_rows_of_plain_values_are_shown_as_a_table(runs, monkeypatch):
 
 
 class Listing(Analysis):
-    """For a test."""
-
-    asks = "score"
+    """For a test; every network will do."""
 
     def measure(self, run):
         words = [{"word": "cat", "nats": 1.23456, "after": None}, {"word": "tree", "nats": 2.0, "after": 3}]
