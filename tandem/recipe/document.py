@@ -244,7 +244,8 @@ def find(reference: str, beside: Path = Path()) -> Path:
         named = recipes()
         if reference in named:
             return named[reference]
-        files = [name for name in (f"{reference}.yaml", f"{reference}.yml") if (beside / name).is_file()]
+        near_by = f"{reference}.yaml", f"{reference}.yml", f"{reference.rstrip('/')}/recipe.yaml"  # the last: of a run
+        files = [name for name in near_by if (beside / name).is_file()]
         what, near = "recipe", f"did you mean {files[0]}? " if files else did_you_mean(reference, named)
     raise UserError(f"{shown(reference)}: no such {what}; {near}`tandem show` lists recipes")
 

@@ -39,11 +39,14 @@ def test_a_recipe_is_found_by_name_first_in_the_working_directory():
         ("tiny", r"\w+/tiny"),
         ("recipes/decoder/tiny", "decoder/tiny"),
         ("mine", "mine.yaml"),
+        ("runs/first/", "runs/first/recipe.yaml"),
     ],
 )
 def test_an_unknown_recipe_names_the_nearest(name, near, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").touch()
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first/recipe.yaml").touch()
     with pytest.raises(UserError, match=f'"{name}": no such recipe; did you mean {near}\\?'):
         load(name)
 
