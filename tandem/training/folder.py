@@ -300,7 +300,9 @@ def _require_same_recipe(folder: RunFolder, asked: str) -> None:
         lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
         may = ", ".join(key.removesuffix(".") for key in MAY_DIFFER)
         told = f"{folder.path}: holds the run of another recipe; give this run another name. It differs in"
-        raise UserError("\n".join([told, *lines, f"A run that goes on may change only {may}"]))
+        lines += [f"A run that goes on may change only {may}"]
+        lines += [f"To train its weights otherwise, or longer, start another run from them: start.run={folder.path}"]
+        raise UserError("\n".join([told, *lines]))
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
