@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def explain(name: str, overrides: Iterable[str] = ()) -> str:
 
 def _explain_class(kind: str, name: str, cls: Any) -> str:
     title = f"{kind}.name: {name}" if is_choice(kind) else kind
-    return "\n\n".join(filter(None, (title, _text(cls), _text(cls.Config), columns(_options(cls.Config, kind)))))
+    # An analysis says at the head of its file what the numbers of its record are.
+    head = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "") if kind == "analysis" else ""
+    return "\n\n".join(filter(None, (title, _text(cls), _text(cls.Config), columns(_options(cls.Config, kind)), head)))
 
 
 def _options(config: type[Settings], prefix: str) -> Iterator[tuple[str, ...]]:

@@ -258,6 +258,11 @@ class Listing(Analysis):
         pass
 
 
+def test_show_tells_what_the_numbers_of_an_analysis_are():
+    assert tandem("show", "gates").stdout.count("|g O(read)| / |h|, mean over positions that have a memory") == 1
+    assert "increment" not in tandem("show", "gestalt").stdout
+
+
 def test_an_analysis_extends_the_base_of_all(monkeypatch, tmp_path):
     monkeypatch.setitem(_registry["analysis"], "bare", SimpleNamespace)
     with pytest.raises(TypeError, match=r"analysis bare: SimpleNamespace has to extend .*\.Analysis"):
