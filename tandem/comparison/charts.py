@@ -6,7 +6,7 @@ Coordinates are those of a picture `WIDTH` wide, rows of dots more; the page sca
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -45,6 +45,11 @@ class Row(NamedTuple):
     low: float
     high: float
     text: str
+
+
+def look(arms: Iterable[str], label: str) -> int:
+    """The number of the look of the arm that a label is, or with which it begins: that of `sps` for `sps, 1m`."""
+    return [*arms].index(label.partition(",")[0]) % LOOKS
 
 
 def line_chart(lines: Sequence[Line], x_label: str, y_label: str) -> str:

@@ -2,12 +2,13 @@
 theme."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from tandem.comparison.charts import look
 from tandem.comparison.study import Study
 from tandem.comparison.table import NONE
 
@@ -18,7 +19,7 @@ def rendered(
     study: Study,
     told: Mapping[str, str],
     facts: Iterable[tuple[str, str]],
-    warnings: str,
+    warnings: Iterable[str],
     sections: Mapping[str, str],
     won: bool = False,
 ) -> str:
@@ -27,7 +28,7 @@ def rendered(
         {key: escape(text) for key, text in {"title": study.title, "question": study.question, **told}.items()},
         kind="won" if won else "open",
         facts="".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts),
-        warnings=warnings,
+        warnings="".join(f'<p class="warning">{escape(warning)}</p>' for warning in warnings),
         sections="".join(
             f'<section><h2 id="{title.split()[0].lower()}-{place}">{escape(title)}</h2>{html}</section>'
             for place, (title, html) in enumerate(sections.items())
@@ -36,26 +37,26 @@ def rendered(
     )
 
 
-def warned(notes: Iterable[str]) -> str:
-    """What stands above the tables of a page in a colour of its own."""
-    return "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
+def marked(arms: Iterable[str], label: str) -> str:
+    """A label after a mark in the colour of its arm."""
+    return f'<span class="key arm-{look(arms, label)}"></span>{escape(label)}'
 
 
-def side_by_side(drawn: Mapping[str, str], arms: Iterable[str], place: Callable[[str], int]) -> str:
-    """Charts by title, under a legend of the arms with the colour of each one's `place`; empty charts are left out."""
+def side_by_side(drawn: Mapping[str, str], arms: Collection[str]) -> str:
+    """Charts by title, under a legend of the arms; empty charts are left out."""
     shown = "".join(f'<div class="chart"><p>{escape(head)}</p>{chart}</div>' for head, chart in drawn.items() if chart)
-    keys = "".join(f'<span><span class="key arm-{place(arm)}"></span>{escape(arm)}</span>' for arm in arms)
+    keys = "".join(f"<span>{marked(arms, arm)}</span>" for arm in arms)
     return f'<p class="legend">{keys}</p><div class="grid-of-charts">{shown}</div>' if shown else ""
 
 
-def html_table(rows: Sequence[Sequence[str]], place: Callable[[str], int], winner: str | None = None) -> str:
-    """The first row is the header; each cell of the first column has the colour of its `place`."""
+def html_table(rows: Sequence[Sequence[str]], arms: Collection[str], winner: str | None = None) -> str:
+    """The first row is the header, the first column names arms; the row of the winner stands out."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = ""
     for arm, *cells in rows[1:]:
         kind = ' class="winner"' if arm == winner else ""
-        name = f'<th scope="row"><span class="key arm-{place(arm)}"></span>{escape(arm)}</th>'
-        body += f"<tr{kind}>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        body += f'<tr{kind}><th scope="row">{marked(arms, arm)}</th>{row}</tr>'
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

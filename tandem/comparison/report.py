@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.comparison import charts
-from tandem.comparison.page import footnote, html_table, listed, portable, rendered, side_by_side, warned, worded
+from tandem.comparison.page import footnote, html_table, listed, marked, portable, rendered, side_by_side, worded
 from tandem.comparison.readings import MISSED
 from tandem.comparison.results import Point, Result
 from tandem.comparison.statistics import equivalent, welch_lower
@@ -53,7 +53,9 @@ def _page(summary: Summary) -> str:
         "Machine and versions": _environments(summary),
     }
     told = {"headline": headline, "reason": reason, "test": summary.test}
-    return rendered(study, told, _facts(summary), _notes(summary), sections, bool(summary.judgement.winner))
+    missing = [f"Missing: {'; '.join(summary.missing)}."] if summary.missing else []
+    warnings = [*missing, *summary.warnings]
+    return rendered(study, told, _facts(summary), warnings, sections, bool(summary.judgement.winner))
 
 
 def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
@@ -63,11 +65,6 @@ def _facts(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "budget of a run", budget_in_words(str(study.budget))
     yield "texts", ", ".join(map(portable, study.texts))
     yield "held out", counted(summary.documents, "documents") if summary.documents else "none yet"
-
-
-def _notes(summary: Summary) -> str:
-    missing = [f"Missing: {'; '.join(summary.missing)}."] if summary.missing else []
-    return warned([*missing, *summary.warnings])
 
 
 def _likelihood(summary: Summary) -> str:
@@ -84,12 +81,12 @@ def _likelihood(summary: Summary) -> str:
             f" p, within ± {margin:g}: of two one-sided tests that an arm is no further than this from "
             f"{summary.study.baseline}."
         )
-    html = _html_table(likelihoods(summary), summary, mark=True)
+    html = html_table(likelihoods(summary), summary.runs, summary.judgement.winner)
     if ALONE in html:
         note += f"{ALONE} One seed: the interval of these two networks, over documents alone; one document: over seeds."
     html += footnote(note)
     if summary.pays_for_ends:
-        html += footnote(ENDS) + _html_table(tabulate(summary, FREE_ENDS), summary)
+        html += footnote(ENDS) + html_table(tabulate(summary, FREE_ENDS), summary.runs)
     return html + _unpaired(summary)
 
 
@@ -114,7 +111,7 @@ def _unpaired(summary: Summary) -> str:
         "Over seeds alone: other documents might change it. Which arm is tested to be lower is read off the same runs, "
         "so double p for a test of both sides; p is not corrected for the number of pairs."
     )
-    return f"<details><summary>{escape(summed)}</summary>{_html_table(rows, summary)}{footnote(note)}</details>"
+    return f"<details><summary>{escape(summed)}</summary>{html_table(rows, summary.runs)}{footnote(note)}</details>"
 
 
 def _by_seed(summary: Summary) -> str:
@@ -128,7 +125,7 @@ def _by_seed(summary: Summary) -> str:
             p = "one seed" if difference.seeds == 1 else "one document"
         dots = list(zip(seeds, difference.by_seed.tolist(), strict=True))
         text = f"{signed(difference.mean)}, {p}"
-        rows.append(charts.Row(arm, _place(summary, arm), dots, difference.mean, low, high, text))
+        rows.append(charts.Row(arm, charts.look(summary.runs, arm), dots, difference.mean, low, high, text))
     rows = [row for row in rows if math.isfinite(row.mean)]
     if not rows:
         return ""
@@ -166,12 +163,12 @@ def _curves(summary: Summary) -> str:
     )
     if phased := [arm for arm, found in summary.runs.items() if any(p.note for r in found for p in r.curve)]:
         note += f" Before its switch to tokens a network is scored one token at a time, too: {', '.join(phased)}."
-    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + footnote(note)
+    return side_by_side(drawn, summary.runs) + footnote(note)
 
 
 def _line(summary: Summary, arm: str, curves: Sequence[Sequence[Point]], x: Axis) -> charts.Line:
     runs = [[(x(p), p.nats_per_token) for p in curve] for curve in curves]
-    return charts.Line(arm, _place(summary, arm), mean_curve(curves, x), runs)
+    return charts.Line(arm, charts.look(summary.runs, arm), mean_curve(curves, x), runs)
 
 
 def _losses(summary: Summary, x: Axis, curve: Curve = _of_training) -> list[charts.Line]:
@@ -204,7 +201,7 @@ def _positions(summary: Summary) -> str:
         "A point at n is for tokens n to 2 n - 1 of the documents, whose first token is 0, without sentence ends. "
         "Networks that do not read documents whole read longer ones in windows of a row, overlapping by half."
     )
-    return side_by_side(drawn, summary.runs, lambda arm: _place(summary, arm)) + footnote(note) if losses else ""
+    return side_by_side(drawn, summary.runs) + footnote(note) if losses else ""
 
 
 def _by_position(result: Result) -> list[Point]:
@@ -212,7 +209,7 @@ def _by_position(result: Result) -> list[Point]:
 
 
 def _cost(summary: Summary) -> str:
-    tables = _html_table(tabulate(summary, COST), summary) + _html_table(tabulate(summary, TIMED), summary)
+    tables = html_table(tabulate(summary, COST), summary.runs) + html_table(tabulate(summary, TIMED), summary.runs)
     return tables + footnote("Means over seeds. Cache and speed of decoding: one text at a time, after a prompt.")
 
 
@@ -230,7 +227,7 @@ def _targets(summary: Summary) -> str:
             if not isinstance(base, str):
                 cells = [f"{cell}  ({own / of:.2f} ×)" for cell, own, of in zip(cells, spent, base, strict=True)]
             rows.append([arm, *cells])
-        html += f"<h3>{loss:g} nats per token</h3>" + _html_table(rows, summary)
+        html += f"<h3>{loss:g} nats per token</h3>" + html_table(rows, summary.runs)
     if not html:
         return ""
     return html + footnote(
@@ -242,12 +239,12 @@ def _targets(summary: Summary) -> str:
 def _by_document(summary: Summary) -> str:
     html, baseline = "", summary.study.baseline
     for arm, difference in summary.judgement.to_baseline.items():
-        values, place = difference.by_document, _place(summary, arm)
-        chart = charts.histogram(values, place, f"nats per token less those of {baseline}")
+        values, look = difference.by_document, charts.look(summary.runs, arm)
+        chart = charts.histogram(values, look, f"nats per token less those of {baseline}")
         if chart:
             count = counted(len(values), "documents")
             share = f"lower than {baseline} on {100 * np.mean(values < 0):.1f} % of {count}"
-            head = f'<h3><span class="key arm-{place}"></span>{escape(arm)}</h3><p>{escape(share)}</p>'
+            head = f"<h3>{marked(summary.runs, arm)}</h3><p>{escape(share)}</p>"
             html += f'<div class="chart">{head}{chart}</div>'
     note = (
         "Bars count documents, each once; the difference above weighs them by tokens. The outermost bars also count "
@@ -274,7 +271,7 @@ def _trials(summary: Summary) -> str:
         "Nats per token of the trials, on documents that the comparison leaves out; arms that are given sentence ends "
         "pay for them. ★ marks the rate that an arm took." + shorter
     )
-    return _html_table(rows, summary) + footnote(note)
+    return html_table(rows, summary.runs) + footnote(note)
 
 
 def _samples(summary: Summary) -> str:
@@ -286,8 +283,8 @@ def _samples(summary: Summary) -> str:
         for arm, result in first.items():
             text = next((text for asked, text in result.samples if asked == prompt), None)
             if text is not None:
-                key = f'<span class="key arm-{_place(summary, arm)}"></span>'
-                html += f"<figure><figcaption>{key}{escape(arm)}</figcaption><p>…{escape(text)}</p></figure>"
+                head = marked(summary.runs, arm)
+                html += f"<figure><figcaption>{head}</figcaption><p>…{escape(text)}</p></figure>"
         html += "</div>"
     return html + footnote("From the first seed of each arm.") if html else ""
 
@@ -297,7 +294,7 @@ def _compared(summary: Summary) -> str:
     keys = dict.fromkeys(key for changes in arms.values() for key in changes)
     rows = [(key, *(worded(changes.get(key)) for changes in arms.values())) for key in keys]
     rows = [row for row in rows if len({*row[1:]}) > 1]  # null in one arm and absent in another read alike
-    heads = "".join(f'<th><span class="key arm-{_place(summary, arm)}"></span>{escape(arm)}</th>' for arm in arms)
+    heads = "".join(f"<th>{marked(arms, arm)}</th>" for arm in arms)
     html = listed(rows, f"<thead><tr><th></th>{heads}</tr></thead>") or footnote("No setting differs between the arms.")
     if shared := listed(_shared(summary.flat).items()):
         html += f"<details><summary>Shared settings</summary>{shared}</details>"
@@ -319,15 +316,3 @@ def _shared(runs: Iterable[Result]) -> dict[str, str]:
 def _environments(summary: Summary) -> str:
     rows = [(key, "; ".join(portable(value) for value in values)) for key, values in summary.environments.items()]
     return listed((key, value) for key, value in rows if value)
-
-
-# Pieces -------------------------------------------------------------------------------------------------------------
-
-
-def _place(summary: Summary, arm: str) -> int:
-    return list(summary.study.arms).index(arm) % charts.LOOKS
-
-
-def _html_table(rows: Sequence[Sequence[str]], summary: Summary, mark: bool = False) -> str:
-    """A table with arms in its first column; `mark` highlights the winner."""
-    return html_table(rows, lambda arm: _place(summary, arm), summary.judgement.winner if mark else None)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.comparison import charts
-from tandem.comparison.page import html_table, rendered, side_by_side, warned
+from tandem.comparison.page import html_table, rendered, side_by_side
 from tandem.comparison.readings import Multiple, readings
 from tandem.comparison.results import Result, require_same_documents
 from tandem.comparison.scaling import Fitted, Interval, Law, Line, Measured, fitted, frontier, interval
@@ -331,27 +331,22 @@ def _read(mean: Multiple | float | None, by_seed: Sequence[Multiple | float | No
 
 def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
     study = scaling.study
-    order = list(scaling.runs)
-
-    def place(label: str) -> int:
-        return order.index(label.partition(",")[0]) % charts.LOOKS
-
-    html = {title: html_table(rows, place) for title, rows in tables.items()}
+    html = {title: html_table(rows, scaling.runs) for title, rows in tables.items()}
     nats = "nats per token"
-    drawn = {f"{nats} against {a}": charts.line_chart(_lines(scaling, a, place), a, nats) for a in AXES}
+    drawn = {f"{nats} against {a}": charts.line_chart(_lines(scaling, a), a, nats) for a in AXES}
     pareto = f"{nats} against training FLOPs; thick: what no cheaper run of the arm beats"
-    drawn[pareto] = charts.line_chart(_frontiers(scaling, place), "training FLOPs", nats)
-    html["Curves"] = side_by_side(drawn, order, place)
+    drawn[pareto] = charts.line_chart(_frontiers(scaling), "training FLOPs", nats)
+    html["Curves"] = side_by_side(drawn, scaling.runs)
     runs = [run for own in scaling.runs.values() for run in own]
-    reason = f"{len(runs)} runs of {len(order)} arms, and what a method saves of either."
+    reason = f"{len(runs)} runs of {len(scaling.runs)} arms, and what a method saves of either."
     told = {
         "headline": "How loss falls with size and data",
         "reason": f"{reason} {PAID}" if scaling.pays_for_ends else reason,
         "test": " ".join(_notes(scaling)),
     }
     seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
-    facts = [("arms", str(len(order))), ("seeds", seeds), ("runs", str(len(runs)))]
-    return rendered(study, told, facts, warned(scaling.warnings), html)
+    facts = [("arms", str(len(scaling.runs))), ("seeds", seeds), ("runs", str(len(runs)))]
+    return rendered(study, told, facts, scaling.warnings, html)
 
 
 def _notes(scaling: Scaling) -> list[str]:
@@ -374,7 +369,7 @@ def _notes(scaling: Scaling) -> list[str]:
     return notes
 
 
-def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[charts.Line]:
+def _lines(scaling: Scaling, axis: str) -> list[charts.Line]:
     """For each arm, a line for each value of what stays fixed along `axis`: means over seeds."""
     lines = []
     for arm, own in scaling.runs.items():
@@ -383,11 +378,11 @@ def _lines(scaling: Scaling, axis: str, place: Callable[[str], int]) -> list[cha
             points = sorted((getattr(mean, axis), mean.nats) for cell, mean in means if value in cell)
             at = _at(axis, value)
             label = at if arm == scaling.study.baseline else ""  # the labels of other arms would lie upon these
-            lines.append(charts.Line(f"{arm}, {at}", place(arm), points, [], label))
+            lines.append(charts.Line(f"{arm}, {at}", charts.look(scaling.runs, arm), points, [], label))
     return lines
 
 
-def _frontiers(scaling: Scaling, place: Callable[[str], int]) -> list[charts.Line]:
+def _frontiers(scaling: Scaling) -> list[charts.Line]:
     """For each arm its frontier, and as thin lines the runs of each size."""
     lines = []
     for arm, own in scaling.runs.items():
@@ -396,5 +391,5 @@ def _frontiers(scaling: Scaling, place: Callable[[str], int]) -> list[charts.Lin
             for size in dict.fromkeys(run.size for run in own)
         ]
         best = [(run.flops, run.nats) for run in frontier([run.measured for run in own])]
-        lines.append(charts.Line(arm, place(arm), best, thin))
+        lines.append(charts.Line(arm, charts.look(scaling.runs, arm), best, thin))
     return lines
