@@ -89,7 +89,7 @@ class StudyFolder:
         return locked(self.processes / "study.lock")
 
     def finished(self, job: Job) -> bool:
-        return (self.runs / job.name / "result.json").exists()
+        return RunFolder(self.runs / job.name).result.exists()
 
     def error(self, job: Job) -> dict[str, Any] | None:
         """Why and when the last attempt at an unfinished run failed."""
@@ -106,7 +106,7 @@ class StudyFolder:
         run = self.study.starts.get(job.arm)
         if run is None or run.resolve().parent != self.runs.resolve():
             return None
-        return None if (run / "result.json").exists() else run
+        return None if RunFolder(run).result.exists() else run
 
     def result(self, job: Job) -> Result:
         if job not in self._results:

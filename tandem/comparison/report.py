@@ -22,7 +22,7 @@ from tandem.comparison.table import ALONE, COST, ENDS, FREE_ENDS, NONE, TIMED, l
 from tandem.disk import replace_file
 from tandem.recipe import counted
 from tandem.training.display import budget_in_words, clock, scaled
-from tandem.training.folder import leaves, read_part
+from tandem.training.folder import RunFolder, leaves, read_part
 
 
 def write_report(summary: Summary, folder: Path) -> Path:
@@ -303,7 +303,7 @@ def _compared(summary: Summary) -> str:
 
 def _shared(runs: Iterable[Result]) -> dict[str, str]:
     """Settings that are equal in all runs, from those recipe files that exist."""
-    files = [file for run in runs if (file := run.folder / "recipe.yaml").is_file()]
+    files = [file for run in runs if (file := RunFolder(run.folder).recipe).is_file()]
     flat = [dict(leaves(read_part(file))) for file in files]
     own = ("seed", "corpus.texts", "corpus.folder")
     return {

@@ -22,7 +22,7 @@ from tandem.comparison.study import Study
 from tandem.recipe import counted
 from tandem.recipe.options import substituted
 from tandem.training.display import scaled
-from tandem.training.folder import read_part
+from tandem.training.folder import RunFolder, read_part
 
 MOVE_LOSSES = ("tandem", "commit", "plugins", "torch", "numpy", "device", "precision", "cpu", "gpus")
 """Entries of a process's environment that may change losses, if only by rounding, and timings."""
@@ -363,7 +363,7 @@ def _of_starts(study: Study) -> Iterable[str]:
     """What a reader must know about arms that start from the weights of other runs."""
     starts = study.starts
     if starts and (len(starts) < len(study.arms) or len(set(starts.values())) > 1):
-        told = (f"{arm} from {run.name} ({_spent_before(run)})" for arm, run in starts.items())
+        told = (f"{arm} from {run.name} ({_spent_before(RunFolder(run))})" for arm, run in starts.items())
         alike = "What that run spent is not counted here, so arms were not trained alike."
         yield f"Start from a run: {'; '.join(told)}. {alike}"
     if starts and len(study.seeds) > 1:
@@ -373,15 +373,15 @@ def _of_starts(study: Study) -> Iterable[str]:
         )
 
 
-def _spent_before(run: Path) -> str:
+def _spent_before(run: RunFolder) -> str:
     """What a run had spent in training, as far as its folder, read now, records it."""
-    if not (run / "result.json").is_file():
+    if not run.result.is_file():
         return "no result of it is found, so what it had spent is unknown"
-    result = read_part(run / "result.json", tokens=int, flops=int | float)
+    result = read_part(run.result, tokens=int, flops=int | float)
     spent = f"{scaled(result['tokens'])} tokens, {result['flops']:.3g} FLOP"
-    recipe = read_part(run / "recipe.yaml") if (run / "recipe.yaml").is_file() else {}
+    recipe = read_part(run.recipe) if run.recipe.is_file() else {}
     before = substituted(recipe.get("start", {}).get("run") or "")
-    return f"{spent}, after {Path(before).name}: {_spent_before(Path(before))}" if before else spent
+    return f"{spent}, after {Path(before).name}: {_spent_before(RunFolder(Path(before)))}" if before else spent
 
 
 def _environments(results: Iterable[Result]) -> dict[str, list[str]]:

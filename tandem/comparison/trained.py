@@ -245,7 +245,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
     cls = _analysis(name)
-    takes_recipe = not cls.trained and not any((path / file).is_file() for file in ("recipe.yaml", CONFIG))
+    takes_recipe = not cls.trained and not any(file.is_file() for file in (RunFolder(path).recipe, path / CONFIG))
     if cls.trained and is_path(str(path)):
         raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
     if not cls.trained and step is not None:
