@@ -14,6 +14,7 @@ import numpy as np
 
 from tandem.disk import replace_file
 from tandem.recipe import require
+from tandem.training.display import loss_of
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -24,7 +25,7 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
         return
     judged = [record for record in records if record["kind"] == "likelihood"]
     tokens = [record["tokens"] for record in steps]
-    losses = [next(iter(record["terms"].values())) for record in steps]
+    losses = [loss_of(record) for record in steps]
     with picture(path) as axes:
         axes.plot(tokens, losses, "C0", linewidth=0.6, alpha=0.3)
         means = smoothed_by_phase([record["phase"] for record in steps], losses)

@@ -28,7 +28,7 @@ from tandem.generation.speed import Decoding, measure_decoding
 from tandem.recipe import Recipe, UserError
 from tandem.recipe.catalogue import columns
 from tandem.training import checkpoint
-from tandem.training.display import TERMINAL, Told, clock, progress_bar, say, scaled, spikes_in_words, titled
+from tandem.training.display import TERMINAL, Told, clock, loss_of, progress_bar, say, scaled, spikes_in_words, titled
 from tandem.training.folder import RunFolder, read_part
 from tandem.training.loop import train
 from tandem.training.observers import Log, Step
@@ -303,7 +303,7 @@ def samples(run: Run) -> list[tuple[str, str]]:
 
 def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, object]]:
     """(title, text) of lines: what the run did, and where its files are."""
-    losses = [next(iter(record["terms"].values())) for record in folder.records("step")]
+    losses = [loss_of(record) for record in folder.records("step")]
     spent, planned, note = result["training_seconds"], result["planned_seconds"], result["note"]
     lines = {
         "done": f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}, "

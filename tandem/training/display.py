@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -75,10 +75,9 @@ class Display:
             if text:
                 self._print(titled(record["kind"], text))
             return
-        loss = next(iter(record["terms"].values()))
         if record["phase"] != self.phase:  # a loss over bags says nothing about one over tokens
             self.smoothed, self.phase = Smoothed(), record["phase"]
-        self.waiting = progress_line(record, self.smoothed(loss))
+        self.waiting = progress_line(record, self.smoothed(loss_of(record)))
         if record["step"] == record["steps"]:
             self.close()
         elif self.now() - self.shown_at >= self.pause:
@@ -150,6 +149,11 @@ class Smoothed:
         return self.total / self.weight
 
 
+def loss_of(record: Mapping[str, Any]) -> float:
+    """The loss of a record of kind "step": the first of its terms."""
+    return next(iter(record["terms"].values()))
+
+
 def progress_line(record: dict[str, Any], loss: float) -> str:
     """A record of kind "step" in one line; `loss` is the smoothed one."""
     (_, last), *others = record["terms"].items()
@@ -164,9 +168,8 @@ def progress_line(record: dict[str, Any], loss: float) -> str:
 
 def brief_line(record: dict[str, Any]) -> str:
     """The same shorter, for a line beside those of other runs; the loss is the step's own."""
-    loss = next(iter(record["terms"].values()))
     speed = f"{scaled(record['tokens_per_second'])} tok/s"
-    return f"{_place(record)}  loss {loss:.3f}  {speed}{_time_left(record)}"
+    return f"{_place(record)}  loss {loss_of(record):.3f}  {speed}{_time_left(record)}"
 
 
 def _place(record: dict[str, Any]) -> str:
