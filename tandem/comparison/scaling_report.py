@@ -113,6 +113,7 @@ class Scaling:
         """By size and budget, means over the seeds of an arm."""
         return {cell: _mean(of.values()) for cell, of in self.cells(arm).items()}
 
+    @functools.cached_property
     def readings(self) -> list[dict[str, Any]]:
         """For each cell of every arm but the baseline, the three readings against the baseline's runs at its size: of
         the means over the seeds that all these cells have, and by seed.
@@ -258,7 +259,7 @@ def _record(scaling: Scaling) -> dict[str, Any]:
             for (axis, value), lines in scaling.lines.items()
             for arm, fit in lines.items()
         ],
-        "readings": scaling.readings(),
+        "readings": scaling.readings,
         "multipliers": {axis: scaling.multipliers(axis) for axis in AXES},  # Infinity: no amount would do
     }
 
@@ -289,8 +290,8 @@ def _tables(scaling: Scaling) -> dict[str, list[list[str]]]:
     for (axis, value), by_arm in scaling.lines.items():
         lines += [[arm, axis, _at(axis, value), _shown(_numbers(fit, level)["b"])] for arm, fit in by_arm.items()]
     read = [["arm", "size", "budget", "at equal FLOPs", "at equal data", "steps", "FLOPs", "time"]]
-    for found in scaling.readings():
-        seeds = [*found.pop("by_seed").values()]
+    for found in scaling.readings:
+        seeds = [*found["by_seed"].values()]
         cells = [_read(number, [of_seed[key] for of_seed in seeds]) for key, number in found.items() if key in seeds[0]]
         read.append([found["arm"], found["size"], budget_in_words(found["budget"]), *cells])
     against = f"Nats per token less those of {baseline}, and what {baseline} needs for the same loss, as a multiple"
@@ -352,7 +353,7 @@ def _page(scaling: Scaling, tables: Mapping[str, list[list[str]]]) -> str:
 def _notes(scaling: Scaling) -> list[str]:
     """What a reader of the tables must know."""
     notes = ["Parameters are those outside the embedding table and the head."]
-    if scaling.readings():
+    if scaling.readings:
         notes.append(
             "Readings in brackets: the lowest and the highest seed. > and <: the baseline's longest run is still above "
             "the method's loss, its shortest is below it."
