@@ -1,7 +1,8 @@
-"""Attention on own tokens and its like, against a sum over every weight, and nats by partition."""
+"""Attention on own tokens and its like, against a sum over every weight; bounds of a score, against other settings."""
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,8 @@ from typed import tandem
 
 from tandem.analysis.analysis import Sums
 from tandem.analysis.attention_mass import AttentionMass, add_by_layer
-from tandem.analysis.partitions import under_partitions
-from tandem.comparison.trained import open_trained
-from tandem.corpus import IGNORE
 from tandem.corpus.given import GivenTexts
 from tandem.corpus.partition import PartitionConfig
-from tandem.evaluation.likelihood import likelihood
 from tandem.networks.decoder import Decoder
 from tandem.networks.double_decoder import DoubleDecoder
 from tandem.nn.rope import rotate
@@ -128,48 +125,21 @@ def test_what_a_document_lacks_is_no_query():
         assert record_of(network, texts, 64) == record_of(network, texts, 256)
 
 
-@torch.no_grad()
-def test_nats_by_partition():
-    network, batch = build(), pack([[document(30, 1), document(9, 2)]])
-    found = under_partitions(network, batch)
-    assert torch.equal(found["training"], network.score(batch))
-    alone = build(partition=PartitionConfig(strategy="single")).score(batch)
-    torch.testing.assert_close(found["single"], alone)
-    every = build(partition=PartitionConfig(strategy="every_token")).score(batch)
-    torch.testing.assert_close(found["every_token"], every)
-    assert all((nats[batch.targets == IGNORE] == 0).all() for nats in found.values())
-
-
-def test_both_analyses_of_a_run_and_the_bounds_beside_its_score(tmp_path, small_corpus):
+def test_an_analysis_of_a_run_and_the_bounds_beside_its_score(tmp_path, small_corpus):
     small = ["budget=2 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
     run = ["train", "double_decoder/tiny", "--run", "dd", "--runs", str(tmp_path), *small, *small_corpus]
     assert tandem(*run).exit_code == 0
-    for name in ("attention_mass", "partitions"):
-        done = tandem("analyse", name, tmp_path / "dd", "documents=4")
-        assert done.exit_code == 0, done.output
+    done = tandem("analyse", "attention_mass", tmp_path / "dd", "documents=4")
+    assert done.exit_code == 0, done.output
     mass = json.loads((tmp_path / "dd/analysis/attention_mass.json").read_text())
     assert all(0 < share < 1 for share in mass["generation_own_mass"]) and len(mass["generation_own_mass"]) == 2
     for name in ("context_score_deviation", "generation_entropy", "context_residual_rms"):
         assert len(mass[name]) == 2 and all(value > 0 for value in mass[name])
-    nats = json.loads((tmp_path / "dd/analysis/partitions.json").read_text())["nats_per_token"]
-    assert set(nats) == {"training", "every_token", "single"}
-    trained = open_trained(tmp_path / "dd")
-    told = likelihood(trained.network, trained.corpus.validation, context=64, rows=16, documents=4)
-    assert nats["training"] == pytest.approx(told.nll, rel=1e-6)
-    words = f" (bounds: every_token {nats['every_token']:.3f}, single {nats['single']:.3f}), "
-    assert words in tandem("evaluate", tmp_path / "dd", "--documents", 4).stdout.replace("\n", " ")
 
+    def told(*settings):
+        done = tandem("evaluate", tmp_path / "dd", *settings, "--documents", 4).stdout
+        return re.findall(r"([\d.]+) nats/token|every_token ([\d.]+), single ([\d.]+)", done.replace("\n", " "))
 
-def test_a_run_of_a_plain_decoder_has_attention_to_compare_with(tmp_path, small_corpus):
-    small = ["budget=2 steps", "batch.rows=2", "batch.context=64", "sampling.tokens=3", "evaluation.documents=2"]
-    for name in ("decoder", "sps"):
-        run = ["train", f"{name}/tiny", "--run", name, "--runs", str(tmp_path), *small, *small_corpus]
-        assert tandem(*run).exit_code == 0
-    done = tandem("analyse", "attention_mass", tmp_path / "decoder", "documents=4")
-    assert done.exit_code == 0, done.output
-    mass = json.loads((tmp_path / "decoder/analysis/attention_mass.json").read_text())
-    for name in ("decoder_score_deviation", "decoder_entropy", "decoder_residual_rms"):
-        assert all(value > 0 for value in mass[name])
-    assert (tmp_path / "decoder/analysis/attention_mass.png").stat().st_size > 1000
-    refused = tandem("analyse", "attention_mass", tmp_path / "sps", "documents=4")
-    assert refused.exit_code == 2 and "networks with it: decoder" in refused.output.replace("\n", " ")
+    (_, (_, *bounds)) = told()
+    nats = [told(f"network.partition.strategy={strategy}")[0][0] for strategy in ("every_token", "single")]
+    assert bounds == nats and len(set(nats)) == 2

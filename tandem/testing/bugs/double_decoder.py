@@ -120,10 +120,6 @@ BUGS = {
         ("tiles of any size", "tests/nn/test_tiled.py",
          "fits = b - first <= self.most or", "fits = True or"),
     ],
-    "analysis/partitions.py": [
-        ("tokens that are not asked count", MASS,
-         "nats[batch.targets != IGNORE]", "nats"),
-    ],
     "analysis/attention_mass.py": [
         ("every layer is told as the last", MASS,
          "sums.add((stack, layer, name), x)", "sums.add((stack, 0, name), x)"),
