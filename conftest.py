@@ -32,3 +32,5 @@ if not torch.cuda.is_available():
             restore(scope)
 
         interpreter._patch_builtin, interpreter._LangPatchScope.restore = patch_once, restored
+        # Else it works out for every sum of integers whether it overflows, a quarter of the time, and tells nobody.
+        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)

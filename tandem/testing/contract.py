@@ -237,7 +237,7 @@ def check_fixed(case: Case) -> None:
     tokens, _ = (session.prefill([[5, 2, 9, 7], [3, 1]]).argmax(-1) for session in sessions)
     if refused(lambda: fixed.fix(16)):
         return
-    for step in range(3):
+    for step in range(2):
         fixed.ready()
         close(fixed.step(tokens), expected := plain.step(tokens), FLOAT, f"fixed in memory, step {step}")
         tokens = expected.argmax(-1)
