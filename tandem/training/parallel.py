@@ -44,7 +44,7 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 """What gloo, NCCL and the store say where another process is gone, or has not come for TIMEOUT."""
 
 STATES = 16
-"""Bytes per parameter in training: its weight, its gradient and AdamW's two means, float32."""
+"""Bytes per parameter in training: its weight, its gradient and AdamW's two means, float32. Muon has one mean."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device,
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = machine.memory() // int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
-    share = f"weights, gradients and AdamW take {STATES * parameters / 2**30:.2g} of {memory / 2**30:.3g} GiB a process"
+    states = f"weights, gradients and optimiser take up to {STATES * parameters / 2**30:.2g}"
+    share = f"{states} of {memory / 2**30:.3g} GiB a process"
     if 4 * STATES * parameters <= memory:
         return Choice("ddp", f"{share}: each holds them whole")
     return Choice("fsdp", f"{share}: each holds its part")

@@ -57,7 +57,7 @@ def _not_measured(run: "Run") -> dict[str, str]:
     return {
         "time": f"not measured: a few steps of {run.flops(1):.2e} FLOP take about {clock(seconds_to_measure(run))} "
         "here; plan with fewer batch.rows, or on the machine that will train",
-        "memory": f"not measured: weights, gradients and AdamW alone take {states:.2f} GiB",
+        "memory": f"not measured: weights, gradients and optimiser alone take up to {states:.2f} GiB",
     }
 
 
