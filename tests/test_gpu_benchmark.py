@@ -180,12 +180,15 @@ def test_arms_without_a_number_are_named_with_their_errors(benchmarks, tmp_path)
         attention | {"arms": {"flex": {"ms": 1.5, "quartiles": [1.0, 2.0]}, "triton": {"failed": "RuntimeError: odd"}}},
         {"part": "steps", "network": "sps", "backend": "flex", "failed": "ValueError: no"},
         {"part": "steps", "network": "decoder", "backend": "flex", "ms": 2.0},
+        *({"part": part, "failed": "OutOfMemoryError: no"} for part in ("bags", "passes")),
     ]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     failed = write_report(tmp_path, []).split("## Arms that failed\n\n")[1].split("\n\n")[0].splitlines()
     assert failed[2:] == [
         "| attention | 64, 32, causal, none | triton | RuntimeError: odd |",
         "| steps | sps, flex |  | ValueError: no |",
+        "| bags |  |  | OutOfMemoryError: no |",
+        "| passes |  |  | OutOfMemoryError: no |",
     ]
 
 
