@@ -86,12 +86,13 @@ MASKS: dict[str, Callable[[Tensor], list[Groups]]] = {
     "double decoder, aligned": lambda s: generation_layer(s, 128),
     "own and encoder": lambda s: [(causal(s),), (prefix(s.shape[1] // 2, s.shape[1]),)],
 }
-# (T, masks, documents, head width): all masks at 4,096, other lengths for the masks that matter most.
+# (T, masks, documents, head width): the masks that matter most first, at every length, as a part may be cut off; then
+# heads of other widths, and all other masks.
 MOST, KINDS = ("causal", "sps", "double decoder"), ("none", "1000", "lognormal")
 REST = tuple(mask for mask in MASKS if mask not in MOST)
-GRID = [(4096, MOST, KINDS, 64), (4096, ("causal", "sps"), KINDS, 128), (4096, REST, ("none",), 64)]
+GRID = [(4096, MOST, KINDS, 64), *((T, MOST, ("none", "lognormal"), 64) for T in (16384, 8192, 1024, 2048))]
+GRID += [(4096, ("causal", "sps"), KINDS, 128), (4096, REST, ("none",), 64)]
 GRID += [(4096, ("double decoder",), ("none",), 128), (4096, MOST, ("none",), 32)]
-GRID += [(T, MOST, ("none", "lognormal"), 64) for T in (1024, 2048, 16384, 8192)]
 
 
 # ---- arms -----------------------------------------------------------------------------------------------------------

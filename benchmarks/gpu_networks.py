@@ -48,6 +48,8 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = ("decoder", "sps", "double_decoder")
 """Networks that come first; their decoding at batch 16 is timed to 4,096 tokens, all else for 512 tokens."""
+LAST = ("gestalt", "context_ready", "context_ready_sps")
+"""Networks whose steps take longest, sentence by sentence or in five passes: these a part that is cut off loses."""
 PEAK = 989e12
 """Dense bfloat16 FLOPs a second of an H100 or H200, by the data sheet."""
 IN_A_ROW = 4
@@ -106,13 +108,18 @@ def stepper(network: Any, batch: Batch, bag: int = 1) -> Callable[[], Any]:
     return step
 
 
+def in_order() -> list[str]:
+    """All registered networks, as they are timed."""
+    return [*LONG, *(name for name in registered("network") if name not in LONG + LAST), *LAST]
+
+
 # ---- the parts ------------------------------------------------------------------------------------------------------
 
 
 def steps(record: Callable[[dict], None], options: Any) -> None:
     shape, rows, T, vocabulary = (TINY, 2, 32, 62) if options.tiny else (S, 8, 4096, 50_302)
     backends, decoder = options.backends if CUDA else ("tiled",), {}
-    for name in options.networks or [*LONG, *(name for name in registered("network") if name not in LONG)]:
+    for name in options.networks or in_order():
         found: dict[str, Any] = {"network": name, "rows": rows, "T": T, "vocabulary": vocabulary}
         try:
             network = build(name, shape, vocabulary, T, passes_min=None)
@@ -160,7 +167,7 @@ def arms_of_decode() -> list[tuple[str, str, Settings]]:
     wide = {"depth": 1, "width": 2048, "heads": 16}, {"depth": 6, "width": 1088, "heads": 17}
     arms: list[tuple[str, str, Settings]] = [(name, name, M) for name in LONG]
     arms += [("context_ready, 1 wide block", "context_ready", wide[0]), ("decoder, 6 blocks", "decoder", wide[1])]
-    return arms + [(name, name, M) for name in registered("network") if name not in LONG]
+    return arms + [(name, name, M) for name in in_order() if name not in LONG]
 
 
 def decode(record: Callable[[dict], None], options: Any) -> None:

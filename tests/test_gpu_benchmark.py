@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tandem.objectives.superposition import Superposition
+from tandem.recipe import registered
 
 pytest.importorskip("triton", reason="the benchmark times the kernels")
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -94,6 +95,17 @@ def test_a_network_that_is_not_there_is_no_part_of_a_benchmark(tmp_path):
     asked = ["decode", "--networks", "sps", "2x Memory", "--tiny", "--out", str(tmp_path / "x.jsonl")]
     done = subprocess.run([sys.executable, FOLDER / "gpu_networks.py", *asked], capture_output=True, text=True)
     assert done.returncode == 2 and "--networks 2x Memory: there are decoder, " in done.stderr
+
+
+def test_what_may_be_cut_off_comes_last(benchmarks):
+    import gpu_attention
+    import gpu_networks
+
+    order = gpu_networks.in_order()
+    assert sorted(order) == sorted(registered("network")) and order[-1] == "context_ready_sps"
+    for mask in gpu_attention.MOST:
+        widths = [D for _, masks, _, D in gpu_attention.GRID if mask in masks]
+        assert widths[:5] == [64] * 5 and 64 not in widths[5:]  # five lengths
 
 
 def test_missing_wheels_are_named(tmp_path):
