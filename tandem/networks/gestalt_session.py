@@ -12,7 +12,7 @@ A sentence of `cap` tokens is closed by force, and [EOS] closes none without tok
     of an open position   keys and values of the S blocks, dropped as the sentence closes
 
 Letters: B rows of the session, R of them that advance, P positions they read, packed row after row, M memory slots,
-C width, V vocabulary.
+C width, V rows of the softmax.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class GestaltSession:
         """Thoughts by layer of cross-attention, projected (B, M, 2C); in context, as they are, (B, M, C) under -1."""
         with torch.no_grad():
             self.ranks = network.ranks(range(network.config.depth), network.table.weight)
-        self.logits = torch.empty(rows, network.end + 1, device=network.table.weight.device)
+        self.logits = torch.empty(rows, len(network.head), device=network.table.weight.device)
         """Logits of what follows, by row."""
 
     @torch.inference_mode()
@@ -82,7 +82,7 @@ class GestaltSession:
         return self.logits
 
     def _one_each(self, tokens: list[int]) -> Tensor:
-        """Logits (B, V + 1) after one more token in every row."""
+        """Logits (B, V) after one more token in every row."""
         network, cap = self.network, self.network.config.cap
         going = [row for row, token in enumerate(tokens) if token != network.end]
         closing = [row for row, token in enumerate(tokens) if token == network.end and self._lengths[row]]
@@ -153,11 +153,11 @@ class GestaltSession:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Sequence[int], fronts: Sequence[Tensor | None], texts: list[list[int]]) -> Tensor:
-        """Logits (R, V + 1) after reading these positions of some rows through all blocks."""
+        """Logits (R, V) after reading these positions of some rows through all blocks."""
         network = self.network
         states, last = self._states(list(rows), fronts, texts, range(network.config.depth))
         hidden = network.norm(states[last])
-        return (hidden @ network.output_weight[: network.end + 1].T).float()
+        return (hidden @ network.head.T).float()
 
     def _states(
         self, rows: list[int], fronts: Sequence[Tensor | None], texts: list[list[int]], layers: range

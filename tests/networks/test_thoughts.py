@@ -540,7 +540,8 @@ def test_a_boundary_has_a_probability_and_a_beginning_has_none():
     batch = streams([[3, 2]])
     every = [network.score(replace(batch, targets=torch.full_like(batch.targets, i))) for i in range(VOCABULARY + 1)]
     close(torch.cat(every).neg().exp().sum(0), torch.ones(7, dtype=torch.float64), EXACT, "sum over text and [EOS]")
-    assert len(build(boundary_logits="all").head) == VOCABULARY + 3
+    whole = build(boundary_logits="all")  # in sessions, too
+    assert len(whole.head) == whole.session(1).prefill([[5]]).shape[1] == VOCABULARY + 3
 
 
 def test_scores_depend_on_earlier_sentences_and_never_on_later_ones():

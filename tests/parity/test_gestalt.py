@@ -392,7 +392,7 @@ def test_a_query_after_a_context_and_without(base):
     context, query = (our_id[file[key]].tolist() for key in ("context", "query"))
     for key, prompt in (("logits", [*context, network.end, *query]), ("logits_without_context", query)):
         logits = network.session(1).prefill([prompt])[0]
-        close(logits, file[key][order_of_ids(cfg)][: len(logits)], LOGITS)
+        close(logits, file[key][order_of_ids(cfg)], LOGITS)
 
 
 def test_tables_of_ranks():
