@@ -44,6 +44,8 @@ MARKS = " \N{LOWER ONE EIGHTH BLOCK}"
 
 PIECE = 1 << 18
 """Characters. A longer document is encoded in pieces: the library takes over 100 bytes per token while it works."""
+AT_ONCE = 1 << 22
+"""Characters encoded at a time: what the library returns for them takes as much memory until it has become arrays."""
 
 _CUT = re.compile(r"(?<=[^\W_])\n")
 """Between a letter or digit and a line break, where most byte-level pre-tokenizers also cut. If one does not, and has a
@@ -102,8 +104,7 @@ class Tokenizer:
             sizes = [_bytes_by_offset(t, e.offsets) for t, e in zip(texts, encodings, strict=True)]
         else:
             pieces = [list(_pieces(text)) if self._ends_lines else [text] for text in texts]
-            flat = self._inner.encode_batch_fast(list(itertools.chain(*pieces)), add_special_tokens=False)
-            rest = iter([np.array(e.ids, np.uint32) for e in flat])
+            rest = self._ids_of(list(itertools.chain(*pieces)))
             ids = [np.concatenate([next(rest) for _ in p]) for p in pieces]
             sizes = [self._bytes_by_id[i] for i in ids]
             for text, size in zip(texts, sizes, strict=True):
@@ -118,6 +119,14 @@ class Tokenizer:
                 "as its document end; take the text out or choose a byte-level tokenizer"
             )
         return ids, sizes
+
+    def _ids_of(self, pieces: list[str]) -> Iterator[np.ndarray]:
+        """The ids of each piece; those of about AT_ONCE characters are found at a time, on all cores."""
+        before = itertools.accumulate(map(len, pieces), initial=0)
+        for _, group in itertools.groupby(zip(before, pieces, strict=False), lambda each: each[0] // AT_ONCE):
+            texts = [piece for _, piece in group]
+            for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False):
+                yield np.array(encoding.ids, np.uint32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids; the document end and other special tokens are left out."""

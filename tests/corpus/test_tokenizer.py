@@ -107,6 +107,17 @@ def test_long_documents_are_cut_where_no_token_is(tokenizer, monkeypatch):
     assert tokenizer.decode(tokenizer.encode(SAMPLE[0])) == SAMPLE[0] and pieces.called
 
 
+def test_of_a_long_document_few_pieces_are_encoded_at_a_time(monkeypatch):
+    tokenizer, text = Tokenizer.of_bytes(), "a line\n" * 50
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(module, "PIECE", 10)
+    monkeypatch.setattr(module, "AT_ONCE", 40)
+    monkeypatch.setattr(tokenizer, "_inner", inner := Mock(wraps=tokenizer._inner))
+    np.testing.assert_array_equal(tokenizer.encode(text), whole)
+    sizes = [sum(map(len, call.args[0])) for call in inner.encode_batch_fast.call_args_list]
+    assert sum(sizes) == len(text) and max(sizes) < 40 + 2 * 10
+
+
 def test_bytes_are_their_own_ids_and_the_document_end_comes_next():
     assert BYTES.encode("Hi é").tolist() == list("Hi é".encode())
     assert (BYTES.eos, BYTES.vocabulary) == (256, 257)
