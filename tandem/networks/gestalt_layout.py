@@ -182,9 +182,8 @@ class Layout:
         """Steps of every chunk: consecutive ones, of up to CHUNK positions together, or one that has more."""
         groups: list[list[int]] = []
         held = 0
-        for t, of in enumerate(self.sentences):
-            slots = self.filled(t) if self.in_context else 0
-            size = int(self.lengths[of].sum()) + len(of) * (slots + 1)
+        for t, rows in enumerate(self.steps):
+            size = len(rows.cell) - rows.rows  # without ends
             if not groups or held + size > CHUNK:
                 groups.append([])
                 held = 0

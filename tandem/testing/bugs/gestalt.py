@@ -200,7 +200,7 @@ BUGS = {
          "np.arange(R)[:, None] + self._thoughts[t - n : t]", "np.zeros((R, 1), int) + self._thoughts[t - n : t]"),
         ("chunks do not count the thoughts that lie in them",
          GESTALT + "::test_chunks_of_more_than_one_step_count_the_thoughts_that_lie_in_them",
-         "len(of) * (slots + 1)", "len(of)"),
+         "len(rows.cell) - rows.rows", "int(self.lengths[self.sentences[t]].sum()) + rows.rows"),
         ("memory forgets the newest first",
          GESTALT + "::test_memory_is_first_in_first_out",
          "self._thoughts[t - n : t]", "self._thoughts[:n]"),
