@@ -221,10 +221,8 @@ def mean_embedding(network: Network, tokens: Tensor) -> Tensor:
 
 
 def slot_weights(weights: str | list[float], slots: int) -> list[float]:
-    """w_i of the slots i = 1 ... S, not normalised: the loss divides by their sum. A single slot needs no weight."""
-    if isinstance(weights, list):
-        return weights[:slots]
-    return [WEIGHTS[weights](i) for i in range(1, slots + 1)]
+    """w_i of the slots i = 1 ... S, not normalised: the loss divides by their sum."""
+    return weights if isinstance(weights, list) else [WEIGHTS[weights](i) for i in range(1, slots + 1)]
 
 
 def entropy(weights: list[float]) -> float:
