@@ -107,7 +107,7 @@ class Decoder(Network):
     @property
     def stacks(self) -> dict[str, nn.ModuleList]:
         """By name, the blocks whose attention `watch` is told of; for analyses."""
-        return {SpanReader.stack: self.blocks}
+        return {"decoder": self.blocks}
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -196,10 +196,8 @@ class Decoder(Network):
 class SpanReader:
     """Reads a whole batch at once: every layer uses the same spans, planned once."""
 
-    stack = "decoder"
-
-    def __init__(self, network: Any, spans: Sequence[Span], x: Tensor):
-        self.network, self.spans, self.masks = network, spans, Masks()
+    def __init__(self, network: Any, spans: Sequence[Span], x: Tensor, stack: str = "decoder"):
+        self.network, self.spans, self.stack, self.masks = network, spans, stack, Masks()
         self.rotation = network.rotation(0, x.shape[1], x)
         self.plan = plan_attention(spans, [x.shape[1]] * len(spans), device=x.device)
 

@@ -162,7 +162,7 @@ class DoubleDecoder(Network):
     def latents(self, x: Tensor, starts: Tensor) -> Tensor:
         """The context stack's latent of every token, (B, T, C)."""
         x = x.to(self.context_stack.device)
-        return self.context_stack(x, ContextReader(self, [causal(starts)], x), self.run_block)
+        return self.context_stack(x, SpanReader(self, [causal(starts)], x, "context"), self.run_block)
 
     def generated(self, x: Tensor, latents: Tensor, starts: Tensor, blocks: Tensor) -> Tensor:
         """Hidden states (B, T, C) of the generation stack, whose blocks begin at `blocks` (B, T)."""
@@ -342,12 +342,6 @@ def block_spans(starts: Tensor, blocks: Tensor, sink: bool) -> tuple[Span, Span]
     """The spans of the generation stack over own tokens and over latents; starts and blocks (B, T)."""
     b = torch.maximum(blocks, starts)
     return causal(b), Span(starts, torch.maximum(b, starts + 1) if sink else b)
-
-
-class ContextReader(SpanReader):
-    """Reads a whole batch at once in the context stack: a document up to and including the query itself."""
-
-    stack = "context"
 
 
 class BlockReader:

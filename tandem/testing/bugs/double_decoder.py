@@ -27,7 +27,7 @@ BUGS = {
          "b = b.masked_fill(empty, 0)  # never", "b = b.clone()  # never"),
         ("latents without their norm", PARITY,
          "        return self.norm(x)\n\n\nclass GenerationBlock",
-         "        return x if isinstance(reader, ContextReader) else self.norm(x)\n\n\nclass GenerationBlock"),
+         "        return x if isinstance(reader, SpanReader) else self.norm(x)\n\n\nclass GenerationBlock"),
         ("latents with a norm more", PARITY,
          "kv = F.linear(latents, qkv", "kv = F.linear(self.attention_norm(latents), qkv"),
         ("keys of latents are not turned", PARITY,
