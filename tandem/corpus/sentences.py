@@ -230,11 +230,11 @@ def _segmented(store: Store, config: Segmentation, start: int) -> Iterator[tuple
         for first, last in runs:
             yield first, last, *_lengths(config, _documents(store, config, first, last))
         return
-    # Forked, because a spawned process would run a script without a main guard again. They run only Python, no threads.
-    submit = lambda run: pool.submit(_lengths, config, _documents(store, config, *run))
+    # Forked, because a spawned process would run a script without a main guard again. They start no threads.
+    submit = lambda run: pool.submit(_found, config, *run)
     # They end with this process, however it ends, for they hold its locks as well.
-    asked = signal.SIGKILL, os.getpid()
-    with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork"), end_with_parent, asked) as pool:
+    begin = store, signal.SIGKILL, os.getpid()
+    with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork"), _begun, begin) as pool:
         for run, found in in_turn(runs, submit, ahead=2 * cores()):
             yield *run, *found
 
@@ -248,6 +248,21 @@ def in_turn(jobs: Iterable[Any], submit: Callable[[Any], Future], ahead: int) ->
             job, future = pending.popleft()
             yield job, future.result()
     yield from ((job, future.result()) for job, future in pending)
+
+
+_inherited: list[Store] = []
+"""The store, in a process that splits its documents."""
+
+
+def _begun(store: Store, number: int, parent: int) -> None:
+    _inherited.append(store)
+    end_with_parent(number, parent)
+
+
+def _found(config: Segmentation, first: int, last: int) -> tuple[np.ndarray, Counter[str]]:
+    """`_lengths` of some documents. To turn tokens into text takes a twenty-fifth of the time of splitting it, so one
+    process that did it for all others would keep no more than 25 cores busy."""
+    return _lengths(config, _documents(_inherited[0], config, first, last))
 
 
 def _documents(store: Store, config: Segmentation, first: int, last: int) -> list[_Document]:

@@ -120,6 +120,19 @@ def test_processes_find_the_same_sentences_in_the_same_order(tmp_path, monkeypat
     assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == (len(store.tokens), len(store.tokens))
 
 
+def test_processes_turn_tokens_into_text_themselves(store, monkeypatch):
+    """One that did it for all others would keep no more than 25 cores busy."""
+    monkeypatch.setattr(module, "BATCH", 50)
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    by, decode = [], Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: by.append(os.getpid()) or decode(self, ids))
+    segment(store, Segmentation())
+    assert not by
+    monkeypatch.setattr(module, "cores", lambda: 1)
+    segment(store, Segmentation(cap=20))
+    assert {*by} == {os.getpid()}  # alone, it does
+
+
 def test_processes_end_with_the_one_that_is_killed(store, monkeypatch):
     """Else they would hold its locks, and the same command would wait for ever."""
     monkeypatch.setattr(module, "BATCH", 50)

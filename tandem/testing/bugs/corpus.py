@@ -71,7 +71,7 @@ BUGS = {
     ],
     "corpus/sentences.py": [
         ("processes outlive the one that is killed", "tests/corpus/test_sentences.py",
-         ", end_with_parent, asked", ""),
+         "    end_with_parent(number, parent)\n", ""),
         ("what was found after the last note is kept", "tests/corpus/test_sentences.py",
          'going_on(folder / "starts.bin", 8 * sentences)', '(folder / "starts.bin").open("ab")'),
         ("a segmentation that lost what was saved is gone on with for ever", "tests/corpus/test_sentences.py",
