@@ -13,7 +13,7 @@ still too long are cut again, so no piece is shorter than a quarter of the cap. 
 tokens is joined to the previous one, or else to the next, if the sum fits the cap.
 
     segment(store, config)        made at first use, then opened: sentences/rules-1f0c.../ beside the tokens;
-                                  interrupted, it goes on from the last batch
+                                  interrupted, it goes on from the last SAVE tokens
 
 Any number of segmentations can be kept beside one token store.
 Cost: 0.3 MB of text per second and core with `rules`, spread over the cores that the process may use; memory is a few
@@ -48,6 +48,8 @@ from tandem.recipe import Settings, UserError
 FORMAT = 2
 BATCH = 1 << 16
 """Tokens that one process splits at a time."""
+SAVE = 1 << 20
+"""Tokens after which an interrupted search can go on: a slow disk would hold up many cores by saving every batch."""
 
 FOUND = "found.json"
 """What was found so far, while a segmentation is made."""
@@ -193,15 +195,18 @@ def _write(folder: Path, store: Store, config: Segmentation, version: str, progr
     folder.mkdir(exist_ok=True)
     found = folder / FOUND
     documents, sentences, counts = json.loads(found.read_text()) if found.exists() else (0, 0, {})
+    saved = store.offsets[documents]
     with mistakes_leave_nothing(found), going_on(folder / "starts.bin", 8 * sentences) as file:
         for first, last, lengths, counted in _segmented(store, config, documents):
             begin, end = store.offsets[[first, last]]
             assert lengths.sum() == end - begin, "sentences tile the documents"
             file.write((begin + np.cumsum(lengths) - lengths).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
             sentences, counts = sentences + len(lengths), dict(counted + Counter(counts))
-            replace_file(found, json.dumps([last, sentences, counts]).encode())
+            if end - saved >= SAVE or last == len(store):
+                file.flush()
+                os.fsync(file.fileno())
+                replace_file(found, json.dumps([last, sentences, counts]).encode())
+                saved = end
             progress(int(end), len(store.tokens))
     manifest = Manifest(
         format=FORMAT,

@@ -183,6 +183,7 @@ def test_segmentations_lie_beside_one_store_and_are_made_once(store, monkeypatch
 def test_an_interrupted_segmentation_goes_on_where_it_was(tmp_path, monkeypatch):
     """Two hours of work for 40 GB of text on 16 cores are not to be lost."""
     monkeypatch.setattr(module, "BATCH", 50)
+    monkeypatch.setattr(module, "SAVE", 50)
     whole = segment(made(tmp_path / "whole", TEXTS * 4), Segmentation())
     store, seen, rest = made(tmp_path / "store", TEXTS * 4), [], []
 
@@ -204,8 +205,21 @@ def test_an_interrupted_segmentation_goes_on_where_it_was(tmp_path, monkeypatch)
     assert names == {f".{folder}.lock", folder, f"{folder}/manifest.json", f"{folder}/starts.bin"}
 
 
+def test_a_segmentation_is_saved_now_and_then_and_at_its_end(tmp_path, monkeypatch):
+    """A disk takes longer to save a batch of spans than it takes to find it."""
+    store = made(tmp_path / "store", TEXTS * 6)
+    monkeypatch.setattr(module, "BATCH", 50)
+    monkeypatch.setattr(module, "SAVE", 200)
+    saved, found = [], []
+    monkeypatch.setattr(module, "replace_file", lambda path, data: saved.append(json.loads(data)[0]))
+    segment(store, Segmentation(splitter="every", every=5), lambda done, total: found.append(done))
+    assert 1 < len(saved) < len(found) and saved[-1] == len(store)
+    assert (np.diff(store.offsets[[0, *saved[:-1]]]) >= 200).all()
+
+
 def test_a_segmentation_that_lost_what_was_saved_is_begun_anew(store, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 50)
+    monkeypatch.setattr(module, "SAVE", 50)
 
     def interrupt(done, total):
         raise KeyboardInterrupt
