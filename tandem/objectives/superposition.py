@@ -98,6 +98,11 @@ class Superposition(NextToken):
                 raise ValueError("bag_in: false reads single tokens, so bag_step and grow have nothing to trade")
             return {}
 
+    def __init__(self, config: Any):
+        super().__init__(config)
+        # A budget tries runs of dozens of lengths, and FoldedRows counts the bags of all documents.
+        self._bags = functools.lru_cache(maxsize=1)(self._bag_rows)
+
     @classmethod
     def check(cls, recipe: Recipe) -> Iterator[tuple[str, str]]:
         config, batch, network = recipe.objective, recipe.batch, recipe.choice("network")
@@ -151,7 +156,7 @@ class Superposition(NextToken):
         if self.config.bag > 1:
             require_reached("objective.until", self.config.until, steps, "switch to tokens", "bags to its end")
 
-    def _bags(self, rows: PackedRows) -> View:
+    def _bag_rows(self, rows: PackedRows) -> View:
         c = self.config
         bag, slots = c.bag if c.bag_in else 1, c.bag if c.bag_out else 1
         shape, fold = self._shape(c, rows.rows, rows.context), c.boundary == "fold"

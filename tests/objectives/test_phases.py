@@ -1,11 +1,13 @@
 """Where a run switches, what it has read by then, and what that costs: closed forms of the step."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tandem.corpus import IGNORE, PackedRows
+from tandem.objectives import superposition as module
 from tandem.objectives.next_token import NextToken
 from tandem.objectives.phases import Phases, whole_steps
 from tandem.objectives.superposition import Superposition
@@ -158,6 +160,15 @@ def test_the_stream_goes_on_after_folding():
     stream = [token for text in texts for token in text] * 3
     assert view.tokens(1) == 20 + 15  # two bags of the first document, for the second time
     assert view.batch(1).tokens[0].tolist() == stream[35:40]
+
+
+def test_bags_of_folded_documents_are_counted_once_for_runs_of_all_lengths(monkeypatch):
+    """A budget tries dozens of lengths, and a corpus may have many millions of documents."""
+    monkeypatch.setattr(module, "FoldedRows", made := Mock(wraps=module.FoldedRows))
+    objective, packed = Superposition(Superposition.Config(bag=4, boundary="fold")), PackedRows.__new__(PackedRows)
+    packed.order, packed.begin, packed.rows, packed.context = AsWritten(ONE), 0, 1, 5
+    ends = [objective.phases(packed, steps)[1].first for steps in (10, 20)]
+    assert ends == [3, 6] and made.call_count == 1
 
 
 def test_the_learning_rate_starts_anew_where_it_is_asked_to():
