@@ -17,6 +17,16 @@ def pytest_collection() -> None:
     register_all()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def undrawn():
+    """Runs draw no picture of their losses, which is a third of the time of a tiny one."""
+    from tandem.comparison import pretrain
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "plot_losses", lambda *_: None)
+        yield
+
+
 def story(number: int) -> str:
     draw = random.Random(number)
     sentences = []

@@ -16,14 +16,13 @@ from tandem import cli
 ROOT = Path(__file__).parents[1]
 CHECKPOINTS = ["torch.distributed.checkpoint", "torch.distributed.fsdp"]
 COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.networks", "tandem.objectives"]
-PLOTS = ["matplotlib.backends.backend_agg"]
 
 
 def forked(log: Path, target: Callable, *arguments, env: Mapping[str, object] | None = None) -> BaseProcess:
     """A process that runs `target(*arguments)` on one thread; its output goes to `log`."""
     os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it gets sys.path
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*CHECKPOINTS, *COMMANDS, *PLOTS])
+    context.set_forkserver_preload([*CHECKPOINTS, *COMMANDS])
     given = {key: str(value) for key, value in (env or {}).items()}
     process = context.Process(target=_begin, args=(given, log, target, arguments), daemon=True)
     process.start()
@@ -37,6 +36,7 @@ def _begin(env: dict[str, str], log: Path, target: Callable, arguments: tuple) -
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     torch.set_num_threads(1)
+    sys.modules["matplotlib"] = None  # a second of every run
     try:
         target(*arguments)
     finally:

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from typed import tandem
 
+from tandem.comparison import plots, pretrain
+
 ROOT = Path(__file__).parents[1]
 LINES = [line.split("  #")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()]
 LINES = [line for line in LINES if line.startswith("tandem ")]
@@ -35,6 +37,7 @@ def hiding(modules: Sequence[str], folder: Path) -> str:
 @pytest.mark.slow
 def test_its_lines_run_in_order(tmp_path, monkeypatch, small_corpus):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrain, "plot_losses", plots.plot_losses)  # which other tests leave out
     small = [*small_corpus, "budget=12 steps", "batch.rows=2", "sampling.tokens=5"]
     assert {shlex.split(line)[1] for line in LINES} == {
         "show",

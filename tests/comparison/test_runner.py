@@ -35,7 +35,6 @@ RUNS = 6
 
 
 def command(*arguments: str) -> None:
-    sys.modules["matplotlib"] = None  # a second of every run
     runner.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
     cli.main(["compare", *arguments])
 
