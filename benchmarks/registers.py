@@ -17,6 +17,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -118,11 +119,8 @@ def of_caches(D: int) -> dict[str, dict[str, Any]]:
 
 def facts(kernel: Any, told: str, warps: int) -> dict[str, Any]:
     """Resources of a program, programs of a multiprocessor, and what the machine code holds; `told`: by ptxas."""
-    with tempfile.NamedTemporaryFile() as made:
-        made.write(kernel.asm["cubin"])
-        made.flush()
-        disassembled = [triton.knobs.nvidia.nvdisasm.path, "-c", made.name]
-        code = subprocess.run(disassembled, capture_output=True, text=True, check=True).stdout
+    # The disassembler takes half a second to start.
+    code = disassembled(kernel.asm["cubin"]) if re.search(r"mma|cp\.async", kernel.asm["ptx"]) else ""
     registers, spilled = (int(re.findall(pattern, told)[0]) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill st"))
     shared, of_warp = kernel.metadata.shared, 32 * (registers + -registers % 8)
     return {
@@ -133,6 +131,15 @@ def facts(kernel: Any, told: str, warps: int) -> dict[str, Any]:
         "loops": loops(code),
         **{name: len(re.findall(pattern, code)) for name, pattern in COUNTED.items()},
     }
+
+
+@cache
+def disassembled(binary: bytes) -> str:
+    with tempfile.NamedTemporaryFile() as made:
+        made.write(binary)
+        made.flush()
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", made.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def loops(code: str) -> list[int]:
