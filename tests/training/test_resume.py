@@ -240,7 +240,7 @@ def test_a_process_whose_partner_is_gone_says_so(tmp_path, small_corpus):
 
 def test_a_process_that_waits_too_long_for_another_says_so(tmp_path, small_corpus):
     folder = tmp_path / "asleep"
-    ranks = start(folder, small_corpus, count=2, steps=10**6, damage="impatient")
+    ranks = start(folder, small_corpus, count=2, steps=10**6, damage="impatient", at=6)
     wait_for(ranks, folder, 4)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
     ranks.processes[0].join(60)
@@ -251,7 +251,7 @@ def test_a_process_that_waits_too_long_for_another_says_so(tmp_path, small_corpu
 
 
 def test_a_process_whose_partner_never_joins_says_so(tmp_path, small_corpus):
-    ranks = start(tmp_path / "first", small_corpus, count=2, damage="impatient")
+    ranks = start(tmp_path / "first", small_corpus, count=2, damage="impatient", at=2)
     ranks.processes[1].kill()
     assert ranks.wait() == [2, -signal.SIGKILL], ranks.said
     assert "process 0 of 2 has lost another one" in ranks.said and "1/2 clients joined" in ranks.said, ranks.said
