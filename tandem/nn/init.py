@@ -82,7 +82,7 @@ def roles(network: nn.Module) -> dict[str, str]:
         for name, parameter in module.named_parameters(recurse=False):
             role = "norm" if isinstance(module, nn.RMSNorm | nn.LayerNorm) else getattr(module, "role", None)
             if role is None:
-                raise AssertionError(f"{type(module).__name__}.{name} has no role: give its module one")
+                raise AssertionError(f"{type(module).__name__}.{name} has no role: give its module one of nn/init.py")
             if name == "bias" and role != "norm":
                 role = "bias"
             found.setdefault(id(parameter), role)

@@ -275,7 +275,8 @@ def check_steps(case: Case) -> None:
     for session in (plain, asked):
         session.prefill([[1, 2, 3, 4], [5, 6]])
     for shape in ((3, 2), (4,), (1, 2), (2, 0), (2, 1, 1), ()):
-        assert f"not {shape}" in refused(lambda s=shape: asked.step(torch.ones(s, dtype=torch.long))), shape
+        told = refused(lambda s=shape: asked.step(torch.ones(s, dtype=torch.long)))
+        assert f"not {shape}" in told, f"a step of two rows does not refuse tokens of shape {shape}: see `columns_of`"
     for tokens in ([7, 8], [[9, 1, 2], [3, 4, 5]]):
         close(asked.step(torch.tensor(tokens)), plain.step(torch.tensor(tokens)), 0.0, "after refusals")
 
@@ -306,7 +307,7 @@ def check_initialisation(case: Case) -> None:
         close(spread[1], spread[0], 0.4 * spread[0].item(), f"deviation of {name}, drawn from PyTorch's generator")
     for (name, one), two in zip(fresh[0].named_parameters(), fresh[1].parameters(), strict=True):
         assert one.isfinite().all(), f"{name} is not initialised"
-        assert torch.equal(one, two), f"{name} is not drawn from the generator that was given"
+        assert torch.equal(one, two), f"{name} is not drawn from the generator that was given: see `initialise`"
     matrices = [p for p in case.fresh(seed=1).parameters() if p.ndim > 1]
     for one, other in zip([p for p in fresh[0].parameters() if p.ndim > 1], matrices, strict=True):
         assert not torch.equal(one, other), "another generator draws the same matrix"

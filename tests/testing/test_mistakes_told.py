@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tandem.networks.cost import Cost
-from tandem.networks.decoder import Decoder
+from tandem.networks.decoder import Decoder, DecoderSession
 from tandem.networks.network import Network
-from tandem.nn.init import Linear
+from tandem.nn.init import Linear, initialise
 from tandem.nn.spans import causal
 from tandem.objectives.next_token import NextToken
 from tandem.recipe.settings import _registry
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
-from tandem.testing.contract import check_loss, check_restricted
+from tandem.testing.contract import check_initialisation, check_loss, check_restricted, check_steps
 from tandem.testing.costs import check_flops, check_pairs
 from tandem.testing.learning import check_targets
 
@@ -142,3 +143,28 @@ class HasATermOfItsOwn(Decoder):
 
 def test_a_module_that_serves_an_extra_term_alone_is_no_mistake():
     check_loss(Case("mine", HasATermOfItsOwn, Decoder.Config(width=32, heads=4, depth=1)))
+
+
+class HasAConvolution(Decoder):
+    def __init__(self, config, vocabulary, context, generator=None):
+        super().__init__(config, vocabulary, context)
+        self.taps = torch.nn.Conv1d(config.width, config.width, 3, groups=config.width, bias=False)
+        initialise(self, config.init, config.depth, generator)
+
+
+def test_a_module_that_initialise_does_not_draw_is_told():
+    case = Case("mine", HasAConvolution, Decoder.Config(width=32, heads=4, depth=1))
+    with pytest.raises(AssertionError, match=r"taps\.weight is not drawn from the generator .*: see `initialise`"):
+        check_initialisation(case)
+
+
+class TakesAnyShape(DecoderSession):
+    def enter(self, tokens):
+        return self.network.embed(tokens.reshape(self.rows, -1))
+
+
+def test_a_session_that_takes_tokens_of_any_shape_is_told(monkeypatch):
+    monkeypatch.setattr(Decoder, "session", lambda network, rows: TakesAnyShape(network, rows))
+    case = Case("mine", Decoder, Decoder.Config(width=32, heads=4, depth=1))
+    with pytest.raises(AssertionError, match=r"does not refuse tokens of shape \(3, 2\): see `columns_of`"):
+        check_steps(case)
