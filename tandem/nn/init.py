@@ -3,8 +3,8 @@
 A role says how a parameter is drawn, whether weight decay applies to it, and under what name its count is reported.
 The module that holds the parameter has the role, so that no rule has to guess from shapes or names:
 
-    embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   norm   bias
-    thought   gate
+    embedding   head   attention   attention_out   mlp   mlp_out   router   experts   experts_out   thought   decay
+    norm        bias   gate                                                                                  do not
 
 Schemes: Tandem's own (`normal`) and those with which the papers' results were obtained.
 """
@@ -25,6 +25,7 @@ EXPERTS = {"experts", "experts_out"}
 HIDDEN = {"attention", "attention_out", "mlp", "mlp_out", "router", "thought"} | EXPERTS
 """Roles of matrices that read hidden states: the wider the network, the more their products add up."""
 DECAYED = HIDDEN | {"embedding", "head"}
+ROLES = DECAYED | {"norm", "bias", "gate"}
 
 
 class Linear(nn.Linear):
@@ -81,8 +82,9 @@ def roles(network: nn.Module) -> dict[str, str]:
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
             role = "norm" if isinstance(module, nn.RMSNorm | nn.LayerNorm) else getattr(module, "role", None)
-            if role is None:
-                raise AssertionError(f"{type(module).__name__}.{name} has no role: give its module one of nn/init.py")
+            if role not in ROLES:
+                told = f"{type(module).__name__}.{name} has {f'role {role!r}' if role else 'no role'}"
+                raise AssertionError(f"{told}: give its module one of {', '.join(sorted(ROLES))}")
             if name == "bias" and role != "norm":
                 role = "bias"
             found.setdefault(id(parameter), role)

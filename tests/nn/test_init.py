@@ -160,5 +160,8 @@ def test_a_tied_parameter_is_counted_once_and_a_stranger_is_refused():
     net.head.weight = net.table.weight
     assert roles(net)["table.weight"] == "embedding" and "head.weight" not in roles(net)
     net.stray = nn.Conv1d(2, 2, 1)
-    with pytest.raises(AssertionError, match=r"Conv1d\.weight has no role"):
+    with pytest.raises(AssertionError, match=r"Conv1d\.weight has no role: give its module one of attention, "):
+        roles(net)
+    net.stray = Linear(2, 2, bias=False, role="atention")  # which would not decay
+    with pytest.raises(AssertionError, match=r"Linear\.weight has role 'atention': give its module one of attention, "):
         roles(net)
