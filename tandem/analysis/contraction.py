@@ -7,13 +7,17 @@
     delta 1, 0.5, 0.25, ...  ->  rho 0.5: each pass halves what is left
 
 rho follows one trajectory and is no Lipschitz constant. If q were one, of the whole map from corrections to
-corrections, the distance left after K passes would be at most q^K |c*|, at most q^K / (1 - q) delta_1, and at most
-q / (1 - q) delta_K. As corrections reach forward only, nothing moves after T passes, whatever rho is.
+corrections, the distance left after K passes, |c* - c(K)|, would be at most q^K |c*|, at most q^K / (1 - q) delta_1,
+and at most q / (1 - q) delta_K. The last bound, solved for q, tells how small q can be on this text:
+
+    q >= left_K / (left_K + delta_K)         the largest of all passes that move anything, and of all batches
+
+As corrections reach forward only, nothing moves after T passes, whatever rho is.
 
 It also reports what passes are worth: perplexity of held-out text at K = 1, 2, 3, 5, 10 and streaming. The nats that
 streaming gains over K = 1 are the share of the correction.
 
-Cost: the table scores the documents six times, in 21 passes and streaming.
+Cost: the table scores the documents six times, in 21 passes and streaming; q streams the measured batches once.
 Source: The Context-Ready Transformer (arXiv 2606.27538), tables 6 to 8 and the section on contraction.
 Shapes: B rows, T tokens, K passes.
 """
@@ -47,6 +51,24 @@ def movements(network: ContextReady, batch: Batch, passes: int) -> Tensor:
         moved.append(movement(e, c, before).amax(0))
         before = c
     return torch.stack(moved).cpu()
+
+
+@torch.no_grad()
+def distances(network: ContextReady, batch: Batch, passes: int) -> np.ndarray:
+    """(K,): max over rows, positions and channels of |c* - c(k)|, k = 1 .. K; c* is what streaming adds."""
+    e = network.wrapped.placed(network.embed(batch.tokens), batch)
+    reader = network.wrapped.reader(e, batch)
+    end, _ = network.corrected(e, reader, batch.starts, "stream")
+    assert end is not None
+    found = [movement(e, end, c).amax() for c in islice(network.corrections(e, reader, batch.starts), passes)]
+    return torch.stack(found).cpu().numpy()
+
+
+def least_constant(delta_K: np.ndarray, left_K: np.ndarray, tolerance: float = 0.0) -> float:
+    """The least q with left <= q / (1 - q) delta after each pass that moves anything by more than `tolerance`; 0 if
+    none does."""
+    moving = delta_K > tolerance
+    return float((left_K[moving] / (left_K[moving] + delta_K[moving])).max(initial=0.0))
 
 
 def last_ratio(delta_K: np.ndarray, tolerance: float = 0.0) -> float:
@@ -89,7 +111,7 @@ class Contraction(Analysis):
         """Held-out documents that are scored; null: all."""
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """Movement by pass, and by pass and position, rho, passes to the tolerance, and perplexity by passes."""
+        """Movement by pass, and by pass and position, rho, q, passes to the tolerance, and perplexity by passes."""
         c, network, store = self.config, run.network, run.corpus.validation
         assert isinstance(network, ContextReady)
         chosen = chosen_documents(store, c.documents, shortest=2)
@@ -100,9 +122,12 @@ class Contraction(Analysis):
         delta_K = delta_BK.mean(0)
         nll = {str(passes): nats_per_token(network, batches, passes) for passes in self.each(COLUMNS)}
         measured = [before_end(*pair) for pair in zip(delta_BK, batches, strict=False)]
+        left_BK = [distances(network, batch, c.passes) for batch in batches[: c.batches]]
+        tolerance = network.config.tolerance
         return {
-            "rho": float(np.mean([last_ratio(delta_K, network.config.tolerance) for delta_K in measured])),
-            "passes_to_tolerance": passes_needed(delta_BK.max(0), network.config.tolerance, moved_BKT.shape[-1]),
+            "rho": float(np.mean([last_ratio(delta_K, tolerance) for delta_K in measured])),
+            "q_at_least": max(least_constant(*pair, tolerance) for pair in zip(delta_BK, left_BK, strict=True)),
+            "passes_to_tolerance": passes_needed(delta_BK.max(0), tolerance, moved_BKT.shape[-1]),
             "correction_share": nll["1"] - nll["stream"],
             **{f"perplexity_{K}": math.exp(nats) for K, nats in nll.items()},
             "delta": delta_K.tolist(),

@@ -8,7 +8,15 @@ import torch
 
 from tandem.analysis import contraction
 from tandem.analysis.analysis import chosen_documents
-from tandem.analysis.contraction import Contraction, before_end, last_ratio, movements, passes_needed
+from tandem.analysis.contraction import (
+    Contraction,
+    before_end,
+    distances,
+    last_ratio,
+    least_constant,
+    movements,
+    passes_needed,
+)
 from tandem.corpus import IGNORE, prepare, scoring_rows
 from tandem.evaluation.likelihood import likelihood
 from tandem.networks.context_ready import ContextReady
@@ -36,6 +44,18 @@ def test_what_is_left_lies_within_the_bounds():
     assert left == 0.23828125
     assert q**K * fixed_point == 0.24853515625
     assert q**K / (1 - q) * delta[0] == q / (1 - q) * delta[-1] == 0.25
+
+
+def test_least_constant_that_the_last_passes_allow():
+    network, batch = halving(), pack([[document(8, 1)]])
+    delta, left = movements(network, batch, passes=10).numpy().max(1), distances(network, batch, passes=10)
+    assert left.tolist()[:3] == [0.98828125, 0.48828125, 0.23828125] and left[7:].tolist() == [0, 0, 0]
+    # Longer rows come closer to the map's own constant, 0.5; a constant that is smaller breaks a bound
+    q = least_constant(delta, left)
+    assert q == max(a / (a + b) for a, b in zip(left[:8], delta[:8], strict=True)) == 0.98828125 / 1.98828125
+    assert least_constant(np.array([1, 0]), np.array([0.5, 1e-9])) == 0.5 / 1.5  # a movement that rounding hides
+    assert least_constant(delta, left, tolerance=0.99) == q and least_constant(delta, left, tolerance=1) == 0
+    assert least_constant(delta, left, tolerance=0.0625) == q > least_constant(delta[1:], left[1:])
 
 
 def test_ratio_and_passes_by_hand():
@@ -103,6 +123,9 @@ def test_numbers_of_several_batches_by_hand(run):
     np.testing.assert_allclose(record["delta_by_position"], sum(moved) / 3, rtol=1e-6)
     tolerance = network.config.tolerance
     assert record["rho"] == pytest.approx(np.mean([last_ratio(delta_K, tolerance) for delta_K in largest]))
+    left = [distances(network, batch, 6) for batch in batches[:3]]
+    q = [least_constant(*pair, tolerance) for pair in zip(largest, left, strict=True)]
+    assert record["q_at_least"] == max(q) > min(q)
     nll = record["nats_per_token"]
     assert nll["stream"] == pytest.approx(likelihood(network, store, context=32, rows=2, documents=8).nll, rel=1e-6)
     with torch.no_grad():

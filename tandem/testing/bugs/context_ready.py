@@ -118,6 +118,12 @@ BUGS = {
          "before).amax(0)", "before).mean(0)"),
         ("rounding counts as movement", CONTRACTION,
          "movement(e, c, before).amax(0)", "(c - before).abs().amax((0, 2))"),
+        ("the constant of the most forgiving pass", CONTRACTION,
+         "delta_K[moving])).max(initial=0.0)", "delta_K[moving])).min(initial=1.0)"),
+        ("a pass that moves nothing tells a constant", CONTRACTION,
+         "    moving = delta_K > tolerance\n", "    moving = left_K > tolerance\n"),
+        ("the constant of the last batch", CONTRACTION,
+         '"q_at_least": max(', '"q_at_least": min('),
     ],
     "analysis/pointer_chasing.py": [
         ("the answers stand in the input", "tests/analysis/test_pointer_chasing.py",

@@ -6,6 +6,7 @@ GIST = "tests/networks/test_boundary_decoder.py"
 LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 FATHER_SON = "tests/analysis/test_father_son.py"
 GATES = "tests/analysis/test_gates.py"
+SENTENCES = "tests/analysis/test_sentences.py"
 
 # fmt: off
 BUGS = {
@@ -116,6 +117,16 @@ BUGS = {
          "scorings, youngest) - own_unseeded\n", "scorings, youngest) - own\n"),
         ("a run at a step knows gates of later ones", GATES,
          ' and p["step"] <= now', ""),
+    ],
+    "analysis/sentences.py": [
+        ("a sentence's first token belongs to the one before", SENTENCES,
+         'index[scored], "right")', 'index[scored], "left")'),
+        ("sentences are counted from 0", SENTENCES,
+         'np.searchsorted(FIRST, number, "right") - 1', 'np.searchsorted(FIRST, number, "right") - 2'),
+        ("the first token counts, which is not asked of all", SENTENCES,
+         "(document == i) & (index > 0)", "(document == i) & (index >= 0)"),
+        ("documents that lack such a sentence narrow the error", SENTENCES,
+         "nats, has = nats_D.sum(), tokens_D > 0", "nats, has = nats_D.sum(), tokens_D >= 0"),
     ],
     "analysis/father_son.py": [
         ("a space follows the query", FATHER_SON,

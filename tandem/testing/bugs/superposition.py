@@ -5,6 +5,7 @@ MOE = "tests/nn/test_moe.py"
 PHASES = "tests/objectives/test_phases.py"
 SUPERPOSITION = "tests/objectives/test_superposition.py"
 SWITCH = "tests/training/test_switch.py"
+TRANSITION = "tests/analysis/test_transition.py"
 
 # fmt: off
 BUGS = {
@@ -83,6 +84,20 @@ BUGS = {
          "shorter * (longer / shorter) ** share", "(shorter + (longer - shorter) * share)"),
         ("a loss before the shortest run is the loss of that run", "tests/comparison/test_readings.py",
          "if runs[0][1] < method.nats:", "if False:"),
+    ],
+    "analysis/transition.py": [
+        ("the jump is to the lowest loss", TRANSITION,
+         '"jump": _loss(first) - low', '"jump": float(course.loss.min()) - low'),
+        ("steps are counted from the start of the run", TRANSITION,
+         'course.step - first["phase"]', "course.step"),
+        ("the first record below the baseline is enough", TRANSITION,
+         "since = 1 + np.flatnonzero(above & met).max(initial=-1)", "since = int((~above & met).argmax())"),
+        ("the baseline is met at equal steps", TRANSITION,
+         "np.interp(course.flops, theirs.flops,", "np.interp(course.step, theirs.step,"),
+        ("a baseline that ended stays level", TRANSITION,
+         "met = course.flops <= theirs.flops[-1]", "met = course.flops > 0"),
+        ("means reach back into the bags", TRANSITION,
+         "trailing_mean(course.loss, n)", "trailing_mean(Course.of([*before, *after]).loss, n)[len(before) :]"),
     ],
     "analysis/mutual_information.py": [
         ("no correction for the sample", "tests/analysis/test_mutual_information.py",

@@ -1,0 +1,128 @@
+"""The switch from bags to tokens, as the record of a run tells it: how high the loss jumps, and for how long.
+
+    in bags         6.0 5.9 5.8
+    in tokens                   7.1 6.0 5.6 5.4 5.2       jump 1.3 = 7.1 - 5.8, recovered at the third record
+    a baseline      6.4 6.0 5.8 5.6 5.5 5.4 5.4 5.3       below it from the last record on
+
+    tandem analyse transition runs/bags baseline=runs/next_token
+
+The losses are those of single training steps, every tenth unless `log.every` says otherwise; the jump is as exact as
+the steps around the switch are recorded. Before it, the loss asks for bags. The baseline is compared where it has spent
+as many training FLOPs. Where there are experts, the load of the busiest is told on both sides.
+
+Source: Token Superposition Training (arXiv 2605.06546; its authors' article tells of 1 to 2 nats and a few thousand
+steps). Steps until the loss is below the baseline's are ours.
+"""
+
+import math
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from tandem.analysis.analysis import Analysis
+from tandem.recipe import Settings, UserError, register
+from tandem.training.folder import RunFolder
+from tandem.training.run import Run
+
+LOAD = "load_max"
+"""Of the busiest expert, 1 if it is even."""
+
+
+def trailing_mean(values: np.ndarray, n: int) -> np.ndarray:
+    """Mean of each value and the n - 1 before it, or as many as there are."""
+    sums = np.concatenate([[0.0], values.cumsum()])
+    end = np.arange(1, len(sums))
+    start = np.maximum(end - n, 0)
+    return (sums[end] - sums[start]) / (end - start)
+
+
+class Course(NamedTuple):
+    """Recorded steps, (R,) each: their number, training FLOPs by then, and loss, in nats."""
+
+    step: np.ndarray
+    flops: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def of(cls, records: list[dict[str, Any]]) -> "Course":
+        columns = zip(*((r["step"], r["flops"], _loss(r)) for r in records), strict=True)
+        return cls(*(np.array(column) for column in columns))
+
+
+def phases(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Records of the steps before a run's last phase, and of those in it. A loss that is no number is left out.
+
+    Raises: UserError where there are none.
+    """
+    steps = [record for record in folder.records("step") if math.isfinite(_loss(record))]
+    if not steps:
+        raise UserError(f"{folder.path}: no step is recorded yet; train the run first")
+    parts = groupby(steps, lambda record: record["phase"] == steps[-1]["phase"])
+    *before, last = (list(part) for _, part in parts)
+    return [*chain(*before)], last
+
+
+@register("analysis", "transition")
+class Transition(Analysis):
+    """How high the loss jumps where bags become tokens, and how long it takes to recover and to pass a baseline."""
+
+    trained = False
+
+    class Config(Settings):
+        baseline: str | None = None
+        """Folder of a run that read tokens all along; null: no comparison."""
+        smooth: int = Field(5, ge=1)
+        """Records in a mean; only the loss right after the switch is that of one step."""
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        """Loss, gradient norm and load on both sides of the switch; steps from there until the loss is as low as before
+        it, and until it stays below the baseline's; null: not in this run."""
+        if self.folder is None:
+            raise UserError(
+                "analyse transition: reads the record of a run; give the folder of one in place of a recipe"
+            )
+        before, after = phases(self.folder)
+        if not before:
+            raise UserError(f"{self.folder.path}: has one phase so far; give a run that went from bags to tokens")
+        n, course, last, first = self.config.smooth, Course.of(after), before[-1], after[0]
+        low, smooth = float(Course.of(before[-n:]).loss.mean()), trailing_mean(course.loss, n)
+        steps = course.step - first["phase"]
+        record = {
+            "switch": first["phase"],
+            "loss_before": low,
+            "loss_after": _loss(first),
+            "jump": _loss(first) - low,
+            "steps_to_recover": next((int(k) for k in steps[smooth <= low]), None),
+            "norm_before": last["norm"],
+            "norm_after": first["norm"],
+        }
+        if LOAD in first["terms"]:
+            record |= {f"{LOAD}_before": last["terms"][LOAD], f"{LOAD}_after": first["terms"][LOAD]}
+        curves = {"in bags": Course.of(before), "in tokens": course}
+        if self.config.baseline is not None:
+            curves["baseline"] = theirs = Course.of(phases(RunFolder.open(Path(self.config.baseline)))[1])
+            met = course.flops <= theirs.flops[-1]
+            above = smooth >= np.interp(course.flops, theirs.flops, trailing_mean(theirs.loss, n))
+            since = 1 + np.flatnonzero(above & met).max(initial=-1)
+            record["steps_until_below"] = int(steps[since]) if met[since:].any() else None
+        return record | {
+            "curves": {name: {k: v.tolist() for k, v in c._asdict().items()} for name, c in curves.items()}
+        }
+
+    def draw(self, record: dict[str, Any], axes: Any) -> None:
+        """Losses by training FLOPs, thin as recorded, thick their means."""
+        for number, (name, curve) in enumerate(record["curves"].items()):
+            axes.plot(curve["flops"], curve["loss"], f"C{number}", linewidth=0.5, alpha=0.5)
+            mean = trailing_mean(np.array(curve["loss"]), self.config.smooth)
+            axes.plot(curve["flops"], mean, f"C{number}", label=name)
+        axes.set_xlabel("training FLOPs")
+        axes.set_ylabel("loss (nats)")
+        axes.legend(frameon=False)
+
+
+def _loss(record: dict[str, Any]) -> float:
+    """The one that is trained on, which is recorded first."""
+    return next(iter(record["terms"].values()))
