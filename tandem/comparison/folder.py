@@ -26,7 +26,7 @@ from tandem.comparison.results import Result, read_result
 from tandem.comparison.study import Job, Study
 from tandem.comparison.summary import Summary, best_rate
 from tandem.disk import locked, made, replace_file
-from tandem.recipe import UserError
+from tandem.recipe import Recipe, UserError
 from tandem.recipe.catalogue import columns
 from tandem.training.display import budget_in_words, clock
 from tandem.training.folder import MAY_DIFFER, RunFolder, read_part
@@ -42,8 +42,10 @@ GROWING = ("seeds", "rates", "targets")
 class StudyFolder:
     """What a study has done so far, read from its folder."""
 
-    def __init__(self, study: Study, path: Path):
+    def __init__(self, study: Study, path: Path, trunk: Path | None = None):
+        """`trunk`: the folder of the same study at another budget."""
         self.study, self.path, self.runs, self.processes = study, path, path / "runs", path / "processes"
+        self.trunk = StudyFolder(study, trunk) if trunk else None
         self.judged = path / "judged.json"
         self._results: dict[Job, Result] = {}
 
@@ -95,6 +97,11 @@ class StudyFolder:
         """Why and when the last attempt at an unfinished run failed."""
         file = self.processes / f"{job.name}.error.json"
         return read_part(file) if file.exists() and not self.finished(job) else None
+
+    def recipe(self, job: Job) -> Recipe:
+        """As the study has it, begun with the steps of the trunk's run where that is finished."""
+        begun = self.trunk if self.trunk and self.trunk.finished(job) else None
+        return self.study.recipe(job, begun and begun.runs / job.name)
 
     def settled(self, job: Job) -> bool:
         """Finished, or a trial that diverged: a rate at which the loss is not finite cannot be the best."""

@@ -22,7 +22,7 @@ the runs of a study. All cells together give the scaling report (scaling_report.
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +49,8 @@ class GridKeys(Settings):
     """For each size, by name, the keys of the study that it overrides."""
     budgets: Annotated[list[BudgetText], Field(min_length=1)]
     """What each run of a cell may spend, such as [1e6 tokens, 2e6 tokens]."""
+    trunk: bool = False
+    """Train the longest runs of a size first, and begin its other runs with their checkpoints (training/trunk.py)."""
     rows: Literal["study", "rule"] = "study"
     """Rows of a step: as in the study, or by `rows_by_rule` for the baseline (budgets in tokens)."""
 
@@ -61,6 +63,8 @@ class Grid:
     cells: dict[str, Study]
     sizes: dict[str, str]
     """The size of each cell; empty for a plain study."""
+    trunks: dict[str, str] = field(default_factory=dict)
+    """For a cell whose runs begin as those of another, that cell."""
 
 
 def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
@@ -91,10 +95,15 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
             problems.add(on_top.value[key].origin, f"{key}: the same at every size; write it beside grid")
     if len(set(keys.budgets)) < len(keys.budgets):
         problems.add(grid.origin, f"grid.budgets = [{', '.join(keys.budgets)}]: one is written twice")
+    units = {parse_budget(budget).unit for budget in keys.budgets}
+    if keys.trunk and (len(units) > 1 or units == {"seconds"} or keys.rows == "rule"):
+        reason = "runs of one size must differ in length alone; give budgets in one unit, not seconds, and no rows"
+        problems.add(grid.origin, f"grid.trunk: {reason}")
     if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
         problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
     problems.raise_any()
-    cells, sizes = {}, {}
+    cells, sizes, trunks = {}, {}, {}
+    longest = max(keys.budgets, key=lambda budget: parse_budget(budget).amount)
     for size, on_top in on_tops.items():
         for budget in keys.budgets:
             given = [f"budget={budget}"]
@@ -103,13 +112,17 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
                 given.append(f"overrides.batch.rows={_rows(study)}")
                 study = study_of(path, files, [on_top, read_overrides(given, problems), asked], problems)
             name = f"{size}-{budget.replace(' ', '-')}"
+            if keys.trunk and budget == longest:
+                study = replace(study, branches=[other for other in keys.budgets if other != longest])
+            elif keys.trunk:
+                trunks[name] = f"{size}-{longest.replace(' ', '-')}"
             cells[name], sizes[name] = study, size
     if len({bool(study.rates) for study in cells.values()}) > 1:
         reason = "rates at some sizes alone: their trials keep half of the held-out text; give all sizes rates, or none"
         problems.add(grid.origin, f"grid.sizes: {reason}")
     problems.raise_any()
     require_one_text({sizes[name]: study for name, study in cells.items()})  # budgets do not change it
-    return Grid(path.stem, cells, sizes)
+    return Grid(path.stem, cells, sizes, trunks)
 
 
 def compare(grid: Grid, path: Path, processes: int = 1) -> None:
@@ -118,15 +131,22 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
     Raises: UserError; Failed after all else is done; Stopped.
     """
     failed = []
-    for name, study in grid.cells.items():
+    for name, study in sorted(grid.cells.items(), key=lambda cell: cell[0] in grid.trunks):  # trunks first
         try:
-            runner.compare(study, path / name, processes)
+            trunk = path / grid.trunks[name] if name in grid.trunks else None
+            runner.compare(study, path / name, processes, trunk)
         except runner.Failed as error:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
         with locked(path / ".lock"):  # of several commands, the last one here knows most
             found = [
-                Cell(grid.sizes[name], str(study.budget), StudyFolder(study, path / name).results(), study)
+                Cell(
+                    grid.sizes[name],
+                    str(study.budget),
+                    StudyFolder(study, path / name).results(),
+                    study,
+                    name in grid.trunks,
+                )
                 for name, study in grid.cells.items()
             ]
             page, text = write_scaling(found, path)

@@ -37,6 +37,7 @@ from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 from tandem.training.speed import PATIENCE, seconds_to_measure
+from tandem.training.trunk import branched, branches, steps_in_common
 
 
 def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
@@ -56,9 +57,10 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
     with locked as folder:
         if not ranks.first(folder.result.exists):
             run = run or require_samples(planned(folder, recipe, ranks))
-            last = ranks.first(lambda: checkpoint.latest(folder.checkpoints))
+            last = ranks.first(lambda: checkpoint.latest(folder.checkpoints)) or branched(run, folder)
             if last is not None:
                 run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, ranks))
+                run.progress.steps = run.steps
             result = _trained_and_judged(run, folder)
             if ranks.is_first:
                 replace_file(folder.result, json.dumps(result, indent=1).encode())
@@ -94,6 +96,7 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
     if fresh:
         with ranks.together():
             run.require_steps()
+            steps_in_common(run)
     return run
 
 
@@ -148,7 +151,7 @@ def planned(folder: RunFolder, recipe: Recipe, ranks: Ranks = ALONE) -> Run:
 
 
 def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
-    recipe, ranks, keep = run.recipe, run.ranks, run.recipe.checkpoint
+    recipe, ranks, keep, parting = run.recipe, run.ranks, run.recipe.checkpoint, set(branches(run).values())
     planned_seconds = _announced(run, folder)
     # Reads the source that will be exported: somebody may edit it while this run trains
     can_export = not refusal(type(run.network))
@@ -157,11 +160,11 @@ def _trained_and_judged(run: Run, folder: RunFolder) -> dict[str, Any]:
         ranks.first(lambda: flush(folder.metrics))  # a checkpoint relies on the records before it
         at, progress = run.progress.step, vars(run.progress)
         network, optimiser = run.network, run.optimiser
-        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, ranks)
+        checkpoint.save(folder.checkpoints, at, network, optimiser, progress, keep.keep, ranks, parting)
 
     with Log(recipe.log, folder, run.progress.step, writes=ranks.is_first) as log:
         watchers = [Evaluations(run, log), Samples(run, log)]
-        train(run, [log, *(w for w in watchers if w.every)], save, keep.every)
+        train(run, [log, *(w for w in watchers if w.every)], save, keep.every, parting)
         judged, texts = _judged(run, folder, log), _judged_texts(run, folder, log)
     network = run.whole_network()
     if can_export and not run.note:
@@ -200,6 +203,9 @@ def _announced(run: Run, folder: RunFolder) -> float:
     say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {run.recipe.seed}", "run")
     how = chosen(run)
     ranks.first(lambda: folder.executes(device=run.device.value.type, precision=how["precision"].partition(" (")[0]))
+    if parts := branches(run):
+        told = "; ".join(f"{budget}, step {step:,}" for budget, step in parts.items())
+        say(f"{told}: checkpoints are kept there, for runs of these budgets (start.trunk={folder.path})", "branches")
     for title, text in (plan["page"] | how).items():  # measured as planned, executed as this process does
         say(text, title)
     return plan["seconds"]

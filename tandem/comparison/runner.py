@@ -48,13 +48,15 @@ class Failed(UserError):
     """Some runs of a study have failed; all else is done."""
 
 
-def compare(study: Study, path: Path, processes: int = 1) -> None:
+def compare(study: Study, path: Path, processes: int = 1, trunk: Path | None = None) -> None:
     """Runs what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
+
+    `trunk`: the folder of the same study at another budget; runs begin with the steps that they share with those there.
 
     Raises: UserError where the folder holds another study; Failed, after all else is done; Stopped.
     """
     require("scipy", "statistics")  # for the report; fail before training, not after it
-    folder = StudyFolder(study, path)
+    folder = StudyFolder(study, path, trunk)
     folder.open()
     for job in folder.jobs():
         if not folder.settled(job):
@@ -141,7 +143,7 @@ class Training:
         self.job, self.claimed, self.device = job, claimed, device
         self.error_file = folder.processes / f"{job.name}.error.json"
         recipe = folder.processes / f"{job.name}.yaml"
-        replace_file(recipe, folder.study.recipe(job).to_yaml().encode())
+        replace_file(recipe, folder.recipe(job).to_yaml().encode())
         code = [str(Path(tandem.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # this one, installed or not
         mine = {key: value for key, value in os.environ.items() if key not in GROUP}
         environment = {**mine, "PYTHONPATH": os.pathsep.join(filter(None, code))}

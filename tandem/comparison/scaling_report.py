@@ -45,6 +45,8 @@ class Cell(NamedTuple):
     budget: str
     results: list[Result]
     study: Study
+    branches: bool = False
+    """Its runs begin with steps of longer ones."""
 
 
 class Run(NamedTuple):
@@ -93,6 +95,8 @@ class Scaling:
         warnings = [f"Missing: {'; '.join(missing)}."] if missing else []
         if broken:
             warnings.append(f"Not finite: the likelihood of {'; '.join(broken)}. The arm is left out there.")
+        if any(cell.branches for cell in cells):
+            warnings.append("Runs of equal size, arm, rate and seed share steps (grid.trunk): their losses err alike.")
         laws, lines = _fits(runs, Law.to, _tells_law, level), {}
         for axis, same in AXES.items():
             for value in dict.fromkeys(getattr(run, same) for own in runs.values() for run in own):

@@ -24,7 +24,7 @@ on the documents by which it was chosen.
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -119,6 +119,8 @@ class Study:
     """Of each run."""
     layers: dict[str, list[Node]]
     """The layers of each arm's recipe, the most general first."""
+    branches: list[str] = field(default_factory=list)
+    """Shorter budgets, whose runs are to begin with steps of this study's."""
 
     title = property(lambda self: self.keys.title)
     question = property(lambda self: self.keys.question)
@@ -173,12 +175,15 @@ class Study:
         """The fraction of a run's budget that a job spends."""
         return self.keys.trial_share if job.trial else 1.0
 
-    def recipe(self, job: Job) -> Recipe:
+    def recipe(self, job: Job, trunk: Path | None = None) -> Recipe:
         """The full recipe of a run. Raises: UserError for each mistake in the recipe of its arm."""
         rate = {"optimiser": {"lr": job.rate}} if job.rate else {}
         split = ("tuning" if job.trial else "comparison") if self.rates else "all"
         budget = _part(self.budget, self.part(job)) if job.trial else self.budget
         given = {"seed": job.seed, "budget": str(budget), "evaluation": {"split": split}, **rate}
+        given |= {"start": {"trunk": str(trunk)}} if trunk else {}
+        shorter = [_part(parse_budget(text), self.part(job)) if job.trial else text for text in self.branches]
+        given |= {"checkpoint": {"branches": [*map(str, shorter)]}} if shorter else {}
         layers = self.layers[job.arm]
         curve = Node.of({"evaluation": {"points": POINTS}}, DEFAULT)
         return resolve([curve, *layers, Node.of(given, DERIVED)], layers[-1].origin, Problems())

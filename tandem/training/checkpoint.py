@@ -23,7 +23,7 @@ Cost: for AdamW three times the bytes of the weights on disk; each process also 
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tandem.disk import flush
-from tandem.recipe import Settings, UserError, register
+from tandem.recipe import Recipe, Settings, UserError, parse_budget, register
+from tandem.recipe.budget import BudgetText
 from tandem.training import checked
 from tandem.training.checked import MANIFEST, latest, standing, step_of  # noqa: F401 - latest
 from tandem.training.optimiser import AdamW
@@ -50,6 +51,14 @@ class Checkpoints:
         """Steps between checkpoints; the last step is always saved."""
         keep: int = Field(1, ge=1)
         """How many of the newest checkpoints are kept; `--step` opens any of them."""
+        branches: list[BudgetText] = []
+        """Budgets of other runs of this recipe: where each of them parts from this one, a checkpoint is saved and kept
+        for it to begin with (start.trunk)."""
+
+    @classmethod
+    def check(cls, recipe: Recipe):
+        if any(parse_budget(text).unit == "seconds" for text in recipe.checkpoint.branches):
+            yield "checkpoint.branches", "where a run of some seconds parts is not known before it; give another unit"
 
 
 Form = tuple[torch.dtype, torch.Size]
@@ -67,8 +76,10 @@ def save(
     progress: Mapping[str, Any],
     keep: int,
     ranks: Ranks = ALONE,
+    stay: Collection[int] = (),
 ) -> Path:
-    """Saves `step` in `folder`, then deletes all but the newest `keep`; returns its path.
+    """Saves `step` in `folder`, then deletes all but the newest `keep` and those of the steps in `stay`; returns its
+    path.
 
     A step that is saved already is left as it is, because the state of a run is a function of the step.
     Raises: SaveFailed, in all processes, when the disk of any is full or fails; earlier checkpoints remain.
@@ -83,7 +94,7 @@ def save(
     def begin() -> None:
         for leftover in folder.glob(".step-*"):  # from a process killed while it wrote or deleted
             shutil.rmtree(leftover)
-        _drop(folder, keep)  # where `keep` was lowered because the disk is full
+        _drop(folder, keep, stay)  # where `keep` was lowered because the disk is full
         partial.mkdir(parents=True)
 
     def finish() -> None:
@@ -108,13 +119,13 @@ def save(
         failed.is_told_elsewhere = not ranks.is_first
         raise failed from error
     if ranks.is_first:
-        _drop(folder, keep)
+        _drop(folder, keep, stay)
     return target
 
 
-def _drop(folder: Path, keep: int) -> None:
-    """Deletes all checkpoints but the newest `keep`."""
-    for old in standing(folder)[:-keep]:
+def _drop(folder: Path, keep: int, stay: Collection[int]) -> None:
+    """Deletes all checkpoints but the newest `keep` and those of the steps in `stay`."""
+    for old in [path for path in standing(folder) if step_of(path) not in stay][:-keep]:
         shutil.rmtree(old.rename(_hidden(old)), ignore_errors=True)  # the next save removes what is left
 
 

@@ -38,10 +38,11 @@ from tandem.training.checkpoint import latest, read_progress
 
 LOCK = ".lock"
 MAY_DIFFER = ("checkpoint.", "sampling.", "log.", "training.compile", "training.parallel", "training.recompute")
-MAY_DIFFER += ("evaluation.rows", "batch.micro_batches")
+MAY_DIFFER += ("evaluation.rows", "batch.micro_batches", "start.trunk")
 """Keys that may change when a run resumes: what a process saves, shows and holds, not what the run learns (but for the
 balance of experts, which is that of a micro-batch). Not training.device, on which the automatic precision depends."""
-PLACES = ("corpus.texts", "corpus.validation", "corpus.tokenizer", "corpus.folder", "evaluation.texts", "start.run")
+PLACES = ("corpus.texts", "corpus.validation", "corpus.tokenizer", "corpus.folder", "evaluation.texts")
+PLACES += ("start.run", "start.trunk")
 """Keys that hold paths: another machine may spell them in another way."""
 CURES = {
     "recipe.yaml": "bring it back from a copy: it says what the rest of this folder is; or give this run another name",
@@ -101,7 +102,7 @@ class RunFolder:
         """
         folder = cls(path)
         if folder.result.exists() and folder.recipe.exists():  # nothing is written there any more
-            _require_same_recipe(folder, recipe)
+            folder.require_same_recipe(recipe)
             return folder
         try:
             folder._lock = lock(made(path, "a run") / LOCK)
@@ -116,7 +117,7 @@ class RunFolder:
             if not folder.recipe.exists() and (there := folder.left):
                 raise UserError(f"{path}: {', '.join(there)} of a run stand here; {damaged(folder.recipe, 'missing')}")
             if folder.recipe.exists():
-                _require_same_recipe(folder, recipe)
+                folder.require_same_recipe(recipe)
             replace_file(folder.recipe, recipe.encode())
             entries = read_part(folder.environment, list) if folder.environment.exists() else []
             replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
@@ -124,6 +125,24 @@ class RunFolder:
             folder.close()
             raise
         return folder
+
+    def differences(self, asked: str, may: tuple[str, ...] = MAY_DIFFER) -> list[str]:
+        """A line for every key that differs in the recipe `asked`, YAML, but for those that begin with one of `may`."""
+        read_part(self.recipe)
+        # Every scalar is read as text: both texts come from one writer, so equal values look equal.
+        texts = self.recipe.read_text("utf-8"), asked
+        held, wanted = (dict(leaves(yaml.load(text, yaml.BaseLoader))) for text in texts)
+        keys = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(may)]
+        return [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in keys]
+
+    def require_same_recipe(self, asked: str) -> None:
+        """Raises: UserError where this is the run of another recipe than the one `asked`, which is YAML."""
+        if lines := self.differences(asked):
+            may = ", ".join(key.removesuffix(".") for key in MAY_DIFFER)
+            told = f"{self.path}: holds the run of another recipe; give this run another name. It differs in"
+            lines += [f"A run that goes on may change only {may}"]
+            lines += [f"To train its weights otherwise, or longer, start another run from them: start.run={self.path}"]
+            raise UserError("\n".join([told, *lines]))
 
     def executes(self, **how: str) -> None:
         """Adds to the entry of the environment that this process has written, the last."""
@@ -288,21 +307,6 @@ def _cpu() -> str:
 def run_above(path: Path) -> Path | None:
     """The run in whose folder `path` lies; None where it lies in none."""
     return next((p for p in path.parents if RunFolder(p).recipe.exists() and RunFolder(p).environment.exists()), None)
-
-
-def _require_same_recipe(folder: RunFolder, asked: str) -> None:
-    read_part(folder.recipe)
-    # Every scalar is read as text: both texts come from one writer, so equal values look equal.
-    texts = folder.recipe.read_text("utf-8"), asked
-    held, wanted = (dict(leaves(yaml.load(text, yaml.BaseLoader))) for text in texts)
-    different = [key for key in wanted | held if held.get(key) != wanted.get(key) and not key.startswith(MAY_DIFFER)]
-    if different:
-        lines = [f"  {key}: {held.get(key, 'absent')} there, {wanted.get(key, 'absent')} asked" for key in different]
-        may = ", ".join(key.removesuffix(".") for key in MAY_DIFFER)
-        told = f"{folder.path}: holds the run of another recipe; give this run another name. It differs in"
-        lines += [f"A run that goes on may change only {may}"]
-        lines += [f"To train its weights otherwise, or longer, start another run from them: start.run={folder.path}"]
-        raise UserError("\n".join([told, *lines]))
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ that comes too late for that stops them once the last step is saved.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,8 +68,17 @@ def take_step(run: "Run", step: int, asked: int | None = None, batches: Sequence
     return taken
 
 
-def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object], save_every: int) -> None:
-    """Trains `run` from its current step to its end; raises Stopped, after saving, when a signal asks for it."""
+def train(
+    run: "Run",
+    observers: Sequence[Observer],
+    save: Callable[[], object],
+    save_every: int,
+    save_at: Collection[int] = (),
+) -> None:
+    """Trains `run` from its current step to its end; raises Stopped, after saving, when a signal asks for it.
+
+    It also saves after every `save_every` steps, and after those of `save_at`.
+    """
     forget_peak(run.device.value)
     with StopRequest() as stop:
         batches: Sequence[Any] = ()
@@ -88,7 +97,7 @@ def train(run: "Run", observers: Sequence[Observer], save: Callable[[], object],
                 for observer in due:
                     with run.ranks.together():
                         observer.after_step(event)
-            if last or taken.asked or (step + 1) % save_every == 0:
+            if last or taken.asked or (step + 1) % save_every == 0 or step + 1 in save_at:
                 save()
             if taken.asked and not last:
                 raise Stopped(f"after step {step + 1}", taken.asked, not run.ranks.is_first)

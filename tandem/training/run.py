@@ -19,7 +19,7 @@ from tandem.corpus import Corpus, Tokenizer
 from tandem.networks.network import Network
 from tandem.nn.init import roles
 from tandem.objectives.phases import Phases
-from tandem.recipe import Recipe, Settings, UserError, register
+from tandem.recipe import Budget, Recipe, Settings, UserError, register
 from tandem.training.device import CPU_FLOPS, autocast, choose_compile, choose_device, choose_precision
 from tandem.training.folder import PLACES
 from tandem.training.parallel import (
@@ -82,8 +82,7 @@ class Run:
             self.precision = choose_precision(recipe.training, self.device.value)
             self.cost = self.network.cost()
             budget = recipe.budget
-            spent = {"steps": lambda view, steps: steps, "tokens": Phases.tokens, "flops": self._flops}
-            paid = None if budget.unit == "seconds" else self._paid_steps(budget.amount, spent[budget.unit])
+            paid = self.paid(budget)
         self.steps = steps or paid or 0
         self.view = self._phases(self.steps)
         with ranks.together():
@@ -105,9 +104,7 @@ class Run:
             self.rows.of_run(self.steps).require()
             for phase in self.view.phases:
                 require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
-        stretches = dict.fromkeys(self.view.stretch(phase.first) for phase in self.view.phases)
-        shape = recipe.choice("schedule")
-        self.schedule = in_stretches(shape, recipe.schedule, [*stretches], self.steps, self.tokens)
+        self.schedule = scheduled(recipe, self.view, self.steps)
         self.progress = Progress(steps=self.steps)
 
     def _drawn(self, purpose: str = "init") -> Network:
@@ -148,8 +145,23 @@ class Run:
     def _phases(self, steps: int) -> Phases:
         return Phases(self.objective.phases(self.rows.of_run(steps), steps))
 
+    def shared(self, recipe: Recipe, steps: int) -> int:
+        """How many of its first steps a run of `steps` steps takes exactly as this one, where its recipe has another
+        schedule, or phases that begin at other steps, and is the same in all else."""
+        if self.rows.of_run(steps) is not self.rows.of_run(self.steps):
+            return 0  # what a step reads depends on the length of the run
+        view = Phases(recipe.choice("objective")(recipe.objective).phases(self.rows.of_run(steps), steps))
+        switches = {phase.first for phase in view.phases} ^ {phase.first for phase in self.view.phases}
+        most, schedule = min(steps, self.steps, *switches), scheduled(recipe, view, steps)
+        return next((step for step in range(most) if schedule(step) != self.schedule(step)), most)
+
     def _flops(self, view: Phases, step: int) -> int:
         return view.flops(self.cost, step)
+
+    def paid(self, budget: Budget) -> int | None:
+        """Steps that a run of this recipe takes with this budget; None: it is in seconds, which have to be measured."""
+        spent = {"steps": lambda view, steps: steps, "tokens": Phases.tokens, "flops": self._flops}
+        return self._paid_steps(budget.amount, spent[budget.unit]) if budget.unit in spent else None
 
     def _paid_steps(self, amount: float, spent: Callable[[Phases, int], float]) -> int:
         """Steps of the longest run, phases included, that spends at most `amount`; a longer run never spends less."""
@@ -230,6 +242,12 @@ class Run:
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device.value, self.precision.value)
+
+
+def scheduled(recipe: Recipe, view: Phases, steps: int) -> Callable[[int], float]:
+    """The multiplier of the learning rate by step, in a run of `steps` steps with these phases."""
+    stretches = dict.fromkeys(view.stretch(phase.first) for phase in view.phases)
+    return in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], steps, view.tokens)
 
 
 def keyed(seed: int, purpose: str) -> int:

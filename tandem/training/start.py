@@ -27,6 +27,9 @@ class Start:
         run: Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))] | None = None
         """Folder of a run, whose last weights are loaded; null: random weights. Its text may be another, its tokenizer
         not: corpus.tokenizer=RUN/model/tokenizer.json."""
+        trunk: Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))] | None = None
+        """Folder of a run that differs in budget, schedule or objective.until alone. The first steps that both have in
+        common are not trained again: this run begins with the last checkpoint of them. It changes no result."""
 
 
 def start(network: Network, recipe: Recipe, corpus: Corpus) -> None:

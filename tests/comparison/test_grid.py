@@ -66,7 +66,7 @@ def test_a_study_without_a_grid_is_one_cell(tmp_path, small_corpus):
         (GRID + "budget: 5 steps\n", "budget: each cell has a budget of its own; write grid.budgets"),
         (GRID.replace("{seeds: [1, 2],", "{budget: 5 steps,"), "budget: each cell has a budget of its own"),
         (GRID.replace("    small:", "    sm/all:"), "grid.sizes.sm/all: must be a name"),
-        (GRID.partition("grid:")[0] + "grid: 5\n", "grid: must be a mapping of sizes, budgets, rows"),
+        (GRID.partition("grid:")[0] + "grid: 5\n", "grid: must be a mapping of sizes, budgets, trunk, rows"),
         (STUDY.replace("arms:\n", "arms:\n  none: 5\n"), "arms.none = 5: must be a mapping"),
         (GRID + "  rows: rule\n", "grid.rows = rule: it goes by tokens"),
         (GRID.replace("192 tokens", "96 tokens, 9.6e1 tokens"), "96 tokens]: one is written twice"),
@@ -300,6 +300,54 @@ def test_a_grid_grows_and_what_is_there_is_not_run_again(tmp_path, small_corpus,
     assert {(run["arm"], run["budget"]) for run in record["runs"]} == {
         (arm, budget) for arm in ("deep", "wide") for budget in ("2 steps", "192 tokens")
     }
+
+
+TRUNK = """\
+rates: [1e-3, 2e-3]
+trial_share: 0.5
+grid:
+  trunk: true
+  sizes: {small: {overrides: {network.width: 32, schedule.warmup: 1}}}
+  budgets: [256 tokens, 576 tokens]
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_a_trunk_begin_with_its_steps_and_end_as_without_it(tmp_path, small_corpus, monkeypatch):
+    monkeypatch.setattr("tandem.comparison.runner.Training", TrainedHere)
+    text, found = GRID[: GRID.index("grid:")] + TRUNK, {}
+    for name, asked in (("with", "true"), ("without", "false")):
+        path = write(tmp_path, small_corpus, text.replace("trunk: true", f"trunk: {asked}"))
+        done = tandem("compare", path, "--studies", tmp_path / name)
+        assert done.exit_code == 0, done.output
+        folder = tmp_path / name / "tiny"
+        told = (folder / "scaling.txt").read_text()
+        assert ("share steps (grid.trunk)" in told) == (name == "with") and "Missing" not in told
+        record = json.loads((folder / "scaling.json").read_text())
+        found[name] = [(run["arm"], run["budget"], run["nats"]) for run in record["runs"]]
+        trunk, begun = folder / "small-576-tokens/runs", {}
+        for run in sorted((folder / "small-256-tokens/runs").iterdir()):
+            begun[run.name] = json.loads((run / "environment.json").read_text())[0].get("trunk")
+            is_shared = name == "with" and (trunk / run.name).exists()  # the best rate may be another
+            step = 3 if "seed" in run.name else 1
+            assert begun[run.name] == (f"{trunk / run.name}, step {step}" if is_shared else None)
+        assert len(begun) == 6 and (name == "without" or sum(map(bool, begun.values())) >= 4)
+        assert all("trunk" not in json.loads((run / "environment.json").read_text())[0] for run in trunk.iterdir())
+    assert found["with"] == found["without"] and len(found["with"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("576 tokens", "9 steps", "in one unit, not seconds, and no rows"),
+        ("[256 tokens, 576 tokens]", "[20 seconds, 60 seconds]", "in one unit, not seconds, and no rows"),
+        ("trunk: true", "trunk: true\n  rows: rule", "in one unit, not seconds, and no rows"),
+    ],
+)
+def test_runs_that_cannot_share_steps_have_no_trunk(tmp_path, small_corpus, before, after, told):
+    text = (GRID[: GRID.index("grid:")] + TRUNK).replace(before, after)
+    with pytest.raises(UserError, match=f"grid.trunk: .*{told}"):
+        load_grid(str(write(tmp_path, small_corpus, text)))
 
 
 def test_the_published_grid_has_three_families_at_five_sizes_and_five_lengths(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ class TrainedHere:
     def __init__(self, folder, job, claimed, processes, device=None):
         self.job, self.claimed, self.device = job, claimed, device
         self.process = SimpleNamespace(poll=lambda: 0)
-        pretrain(folder.study.recipe(job), folder.runs / job.name)
+        pretrain(folder.recipe(job), folder.runs / job.name)
 
     def close(self) -> None:
         self.claimed.close()

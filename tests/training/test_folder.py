@@ -89,7 +89,7 @@ def test_another_recipe_is_refused_key_by_key(tmp_path):
         "  network.width: absent there, 64 asked",
         "  network.depth: 2 there, absent asked",
         "A run that goes on may change only checkpoint, sampling, log, training.compile, training.parallel, "
-        "training.recompute, evaluation.rows, batch.micro_batches",
+        "training.recompute, evaluation.rows, batch.micro_batches, start.trunk",
         f"To train its weights otherwise, or longer, start another run from them: start.run={tmp_path}/mine",
     ]
     assert "another name" in str(error.value)

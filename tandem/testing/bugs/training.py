@@ -3,6 +3,7 @@
 CHECKPOINT = "tests/training/test_checkpoint.py"
 ALIKE = "test_recipes_that_differ_are_told_once_and_nothing_is_trained"
 PARALLEL = "tests/training/test_parallel.py"
+TRUNK = "tests/training/test_trunk.py"
 
 # fmt: off
 BUGS = {
@@ -62,7 +63,21 @@ BUGS = {
          "tests/training/test_resume.py::test_a_process_that_waits_too_long_for_another_says_so",
          ', "imed out")', ")"),
     ],
+    "training/trunk.py": [
+        ("a branch begins beyond what is common", TRUNK,
+         "0 < step_of(c) <= common", "0 < step_of(c) < run.steps"),
+        ("a trunk with another seed will do", TRUNK,
+         "(*MAY_DIFFER, *OTHERWISE)", '(*MAY_DIFFER, *OTHERWISE, "seed", "optimiser")'),
+        ("the steps taken over leave no record", TRUNK,
+         "replace_file(folder.metrics, record)", 'replace_file(folder.metrics, b"")'),
+    ],
     "training/run.py": [
+        ("runs part at no switch", TRUNK,
+         "min(steps, self.steps, *switches)", "min(steps, self.steps)"),
+        ("runs part at no rate", TRUNK,
+         "if schedule(step) != self.schedule(step)", "if False"),
+        ("streams do not grow with the run", TRUNK,
+         "if self.rows.of_run(steps) is not self.rows.of_run(self.steps):", "if False:"),
         ("who opens a run begins PyTorch's generator again", "tests/training/test_device.py",
          "with torch.random.fork_rng(devices=[]):", "if True:"),
         ("every process reads the same rows", PARALLEL,

@@ -1,0 +1,73 @@
+"""Runs that begin with the steps of another, where both are the same.
+
+With a warm-up in steps and a constant rate until the decay (schedule wsd), a run of 900 steps takes the first steps of
+one of 2,000 exactly as that one does, and differs only from its own decay on:
+
+    trunk     ／￣￣￣￣￣￣￣￣￣￣￣＼     2,000 steps, with checkpoint.branches=[900 steps]
+    branch    ／￣￣￣￣＼                   900 steps, of which 89 are trained: start.trunk=runs/trunk
+
+A step is a function of the weights and of (seed, step), so a branch ends with the weights, bit for bit, that it would
+have had alone, provided that both are compiled or neither is. So do runs that decay for longer or shorter, or leave
+their bags earlier or later; and a longer run begins where a shorter one began to decay. How many steps two runs have in
+common is found by comparing their phases and rates (`Run.shared`).
+"""
+
+from pathlib import Path
+
+from tandem.disk import replace_file
+from tandem.recipe import UserError, load, parse_budget
+from tandem.training.checkpoint import standing, step_of
+from tandem.training.display import say
+from tandem.training.folder import MAY_DIFFER, RunFolder
+from tandem.training.run import Run
+
+OTHERWISE = ("budget", "schedule", "objective.until")
+"""Keys in which two runs may differ and still have steps in common, which their phases and rates then tell."""
+
+
+def steps_in_common(run: Run) -> int:
+    """The first steps of a run that its trunk has taken; 0 without one.
+
+    Raises: UserError where the trunk is no run of the same text and, but for `OTHERWISE`, of the same recipe.
+    """
+    path = run.recipe.start.trunk
+    if path is None:
+        return 0
+    try:
+        trunk = RunFolder.open(path)
+        trunk.require_text(run.corpus.fingerprints)
+    except UserError as error:
+        raise UserError(f"start.trunk = {error}") from error
+    if lines := trunk.differences(run.recipe.to_yaml(), (*MAY_DIFFER, *OTHERWISE)):
+        told = f"start.trunk = {path}: only {', '.join(OTHERWISE)} may be others there. It differs in"
+        raise UserError("\n".join([told, *lines]))
+    return min(run.shared(load(str(trunk.recipe)), trunk.steps or 0), run.steps - 1)
+
+
+def branches(run: Run) -> dict[str, int]:
+    """By budget in checkpoint.branches, the step after which a run of that budget parts from this one; those that have
+    nothing in common are left out."""
+    lengths = {text: run.paid(parse_budget(text)) or 0 for text in run.recipe.checkpoint.branches}
+    parting = {text: min(run.shared(run.recipe, steps), steps - 1) for text, steps in lengths.items()}
+    return {text: step for text, step in parting.items() if step > 0}
+
+
+def branched(run: Run, folder: RunFolder) -> Path | None:
+    """The checkpoint of its trunk with which a new run begins, whose record up to there becomes the run's; None where
+    it has no trunk, or there is no such checkpoint, and then it says so.
+    """
+    path, ranks = run.recipe.start.trunk, run.ranks
+    if path is None:
+        return None
+    with ranks.together():
+        common, trunk = steps_in_common(run), RunFolder.open(path)
+    taken = lambda: next((c for c in reversed(standing(trunk.checkpoints)) if 0 < step_of(c) <= common), None)
+    if (last := ranks.first(taken)) is None:
+        cure = "checkpoint.branches of a trunk keeps one" if common else "schedule.warmup in steps would give some"
+        say(f"{path}: {common:,} steps in common, and no checkpoint of them ({cure}); all are trained", "trunk")
+        return None
+    record = trunk.metrics.read_bytes() if trunk.metrics.exists() else b""
+    ranks.first(lambda: replace_file(folder.metrics, record))  # as for any run that goes on, later steps are dropped
+    ranks.first(lambda: folder.executes(trunk=f"{path}, step {step_of(last)}"))
+    say(f"{path}: of {common:,} steps in common {step_of(last):,} are taken over", "trunk")
+    return last
