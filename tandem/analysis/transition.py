@@ -17,7 +17,7 @@ steps). Steps until the loss is below the baseline's are ours.
 import math
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -39,17 +39,9 @@ def trailing_mean(values: np.ndarray, n: int) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-class Course(NamedTuple):
-    """Recorded steps, (R,) each: their number, training FLOPs by then, and loss, in nats."""
-
-    step: np.ndarray
-    flops: np.ndarray
-    loss: np.ndarray
-
-    @classmethod
-    def of(cls, records: list[dict[str, Any]]) -> "Course":
-        columns = zip(*((r["step"], r["flops"], _loss(r)) for r in records), strict=True)
-        return cls(*(np.array(column) for column in columns))
+def course(records: list[dict[str, Any]]) -> np.ndarray:
+    """(3, R): the number of each recorded step, training FLOPs by then, and its loss in nats."""
+    return np.array([(record["step"], record["flops"], _loss(record)) for record in records]).T
 
 
 def phases(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -74,7 +66,7 @@ class Transition(Analysis):
     class Config(Settings):
         baseline: str | None = None
         """Folder of a run that read tokens all along; null: no comparison."""
-        smooth: int = Field(5, ge=1)
+        smooth: int = Field(20, ge=1)
         """Records in a mean; only the loss right after the switch is that of one step."""
 
     def measure(self, run: Run) -> dict[str, Any]:
@@ -87,37 +79,36 @@ class Transition(Analysis):
         before, after = phases(self.folder)
         if not before:
             raise UserError(f"{self.folder.path}: has one phase so far; give a run that went from bags to tokens")
-        n, course, last, first = self.config.smooth, Course.of(after), before[-1], after[0]
-        low, smooth = float(Course.of(before[-n:]).loss.mean()), trailing_mean(course.loss, n)
-        steps = course.step - first["phase"]
+        n, curves = self.config.smooth, {"in bags": course(before), "in tokens": course(after)}
+        (step, flops, loss), last, first = curves["in tokens"], before[-1], after[0]
+        low, smooth = float(curves["in bags"][2, -n:].mean()), trailing_mean(loss, n)
+        since_switch = step - first["phase"]
         record = {
             "switch": first["phase"],
             "loss_before": low,
             "loss_after": _loss(first),
             "jump": _loss(first) - low,
-            "steps_to_recover": next((int(k) for k in steps[smooth <= low]), None),
+            "steps_to_recover": next((int(k) for k in since_switch[smooth <= low]), None),
             "norm_before": last["norm"],
             "norm_after": first["norm"],
         }
         if LOAD in first["terms"]:
             record |= {f"{LOAD}_before": last["terms"][LOAD], f"{LOAD}_after": first["terms"][LOAD]}
-        curves = {"in bags": Course.of(before), "in tokens": course}
         if self.config.baseline is not None:
-            curves["baseline"] = theirs = Course.of(phases(RunFolder.open(Path(self.config.baseline)))[1])
-            met = course.flops <= theirs.flops[-1]
-            above = smooth >= np.interp(course.flops, theirs.flops, trailing_mean(theirs.loss, n))
+            curves["baseline"] = course(phases(RunFolder.open(Path(self.config.baseline)))[1])
+            _, spent, reached = curves["baseline"]
+            met = flops <= spent[-1]
+            above = smooth >= np.interp(flops, spent, trailing_mean(reached, n))
             since = 1 + np.flatnonzero(above & met).max(initial=-1)
-            record["steps_until_below"] = int(steps[since]) if met[since:].any() else None
-        return record | {
-            "curves": {name: {k: v.tolist() for k, v in c._asdict().items()} for name, c in curves.items()}
-        }
+            record["steps_until_below"] = int(since_switch[since]) if met[since:].any() else None
+        return record | {"curves": {name: curve.T.tolist() for name, curve in curves.items()}}
 
     def draw(self, record: dict[str, Any], axes: Any) -> None:
         """Losses by training FLOPs, thin as recorded, thick their means."""
-        for number, (name, curve) in enumerate(record["curves"].items()):
-            axes.plot(curve["flops"], curve["loss"], f"C{number}", linewidth=0.5, alpha=0.5)
-            mean = trailing_mean(np.array(curve["loss"]), self.config.smooth)
-            axes.plot(curve["flops"], mean, f"C{number}", label=name)
+        for number, (name, points) in enumerate(record["curves"].items()):
+            _, flops, loss = np.array(points).T
+            axes.plot(flops, loss, f"C{number}", linewidth=0.5, alpha=0.5)
+            axes.plot(flops, trailing_mean(loss, self.config.smooth), f"C{number}", label=name)
         axes.set_xlabel("training FLOPs")
         axes.set_ylabel("loss (nats)")
         axes.legend(frameon=False)

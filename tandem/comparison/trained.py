@@ -316,7 +316,7 @@ def _numbers(record: dict[str, Any], numbered: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict) and key != "options":
             for inner, shown in _numbers(value, numbered):
                 yield f"{key}, {f'{numbered} {inner}'.strip() if inner.isdecimal() else inner}", shown
-        elif isinstance(value, str | int | float):
+        elif value is None or isinstance(value, str | int | float):
             yield key, _cell(value)
         elif isinstance(value, list) and 0 < len(value) <= SHOWN and not any(isinstance(v, list | dict) for v in value):
             yield key, ", ".join(map(_cell, value))

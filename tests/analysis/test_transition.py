@@ -99,13 +99,16 @@ def test_a_run_is_read_and_drawn(tmp_path, small_corpus):
     losses = [step["terms"].get("bag_nll", step["terms"].get("nll")) for step in steps]
     assert found["switch"] == 3 and found["jump"] == pytest.approx(losses[3] - np.mean(losses[1:3]))
     assert [*found["curves"]] == ["in bags", "in tokens", "baseline"]
-    assert found["curves"]["in bags"]["loss"] + found["curves"]["in tokens"]["loss"] == losses
-    assert "jump" in done.stdout and (tmp_path / "superposition/analysis/transition.png").stat().st_size > 5000
+    points = [*found["curves"]["in bags"], *found["curves"]["in tokens"]]
+    assert points == [[step["step"], step["flops"], loss] for step, loss in zip(steps, losses, strict=True)]
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert ["switch", "3"] in said and "curves" not in done.stdout
+    assert "steps_until_below" in {words[0] for words in said if words}  # also where it never is
+    assert (tmp_path / "superposition/analysis/transition.png").stat().st_size > 5000
     axes = Figure().subplots()
     Transition(Transition.Config(smooth=2)).draw(found, axes)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*found["curves"]]
-    assert (
-        axes.lines[-1].get_ydata().tolist() == trailing_mean(np.array(found["curves"]["baseline"]["loss"]), 2).tolist()
-    )
+    theirs = trailing_mean(np.array(found["curves"]["baseline"])[:, 2], 2)
+    assert axes.lines[-1].get_ydata().tolist() == theirs.tolist()
     done = tandem("analyse", "transition", "superposition/tiny")
     assert done.exit_code == 2 and "give the folder of one" in done.output
