@@ -109,7 +109,7 @@ def test_a_run_sees_the_gpu_that_it_was_dealt_and_joins_no_group(tmp_path, monke
         monkeypatch.setenv(key, "1")
     monkeypatch.setattr(runner.subprocess, "Popen", lambda command, **options: given.update(options["env"]))
     recipe = SimpleNamespace(to_yaml=lambda: "seed: 1\n")
-    folder = SimpleNamespace(study=SimpleNamespace(recipe=lambda job: recipe), processes=tmp_path, runs=tmp_path)
+    folder = SimpleNamespace(recipe=lambda job: recipe, processes=tmp_path, runs=tmp_path)
     job = Job("deep", 1, None, trial=False)
     runner.Training(cast(StudyFolder, folder), job, open(os.devnull), 2, device).errors.close()  # noqa: SIM115
     assert given[runner.VISIBLE] == seen and not given.keys() & set(runner.GROUP)

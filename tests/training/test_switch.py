@@ -269,9 +269,9 @@ def test_what_is_no_language_model_yet_is_refused_and_told(recipe, tmp_path, mon
     folder = tmp_path / "run"
     overrides = "objective.until=6", "checkpoint.every=3", "evaluation.every=3", "evaluation.documents=3", "log.every=1"
 
-    def stop(run, observers, save, save_every):
+    def stop(run, *how):
         run.steps, steps = 6, run.steps
-        train(run, observers, save, save_every)
+        train(run, *how)
         run.steps = steps
         raise Stopped("after step 6", 2)
 

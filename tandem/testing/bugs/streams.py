@@ -6,7 +6,7 @@ GIST = "tests/networks/test_boundary_decoder.py"
 LIKELIHOOD = "tests/evaluation/test_likelihood.py"
 FATHER_SON = "tests/analysis/test_father_son.py"
 GATES = "tests/analysis/test_gates.py"
-SENTENCES = "tests/analysis/test_sentences.py"
+SENTENCES = "tests/analysis/test_sentence_numbers.py"
 
 # fmt: off
 BUGS = {
