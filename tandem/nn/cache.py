@@ -127,6 +127,13 @@ class FixedCache:
         """Stores an entry; returns the whole memory, in which the newest entries end at `index`."""
         return append_each([self], [k_BG1D], [v_BG1D])[0]
 
+    def fork(self, rows: Tensor | None = None) -> "FixedCache":
+        raise ValueError("a session that is fixed in memory has one continuation; fork it before `fix`")
+
+    @property
+    def held(self) -> Tensor:
+        return self.fork().kv  # for a fork, too: how much of the memory is filled, the device alone knows
+
     def index(self, count: int) -> int:
         """Where entry number `count` is in the memory that its append returns."""
         return count if self.window is None else count % (self.window + 1) + self.window + 1

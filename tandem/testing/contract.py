@@ -241,6 +241,7 @@ def check_fixed(case: Case) -> None:
         fixed.ready()
         close(fixed.step(tokens), expected := plain.step(tokens), FLOAT, f"fixed in memory, step {step}")
         tokens = expected.argmax(-1)
+    refused(fixed.fork)  # with its reason, if at all
 
 
 def _go_on(network: Network, sessions: list[Any], prompts: list[list[int]], steps: int, what: str) -> None:
