@@ -19,6 +19,7 @@ Letters: B rows, l positions of a row, s tokens of a bag, S targets of a positio
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -120,8 +121,20 @@ class Superposition(NextToken):
             yield "batch.context", f"bags of {bag} with grow: rows need a multiple of {bag}"
         elif config.tail == "drop" and positions < 2:
             yield "objective.tail", f"drop asks nothing of rows of one bag; take batch.context={2 * bag}, or tail: one"
+        yield from cls._refused_in_bags(recipe, positions)
         if config.lr_restart and getattr(recipe.schedule, "tokens", None):
             yield "schedule.tokens", "objective.lr_restart gives each phase a schedule of its own length; write null"
+
+    @classmethod
+    def _refused_in_bags(cls, recipe: Recipe, positions: int) -> Iterator[tuple[str, str]]:
+        """What the network refuses of rows of so many positions, but not of rows of `batch.context`."""
+        check = getattr(recipe.choice("network"), "check", None)
+        if check and positions < recipe.batch.context:
+            short = recipe.batch.model_copy(update={"context": positions})
+            refused = check(replace(recipe, settings=recipe.settings | {"batch": short}))
+            for key, reason in sorted({*refused} - {*check(recipe)}):
+                bags = f"bags of {recipe.objective.bag} with objective.grow: rows"
+                yield key, f"{reason}, as {bags} have; take grow: length"
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:

@@ -127,6 +127,12 @@ def test_partitions_that_cannot_be_are_refused():
     with pytest.raises(UserError, match=r"network.partition.align = 64: no block can begin at .* in rows of 64"):
         load("double_decoder/tiny", small)
     load("double_decoder/tiny", [*small, "batch.context=65"])
+    bags = ["objective={name: superposition, bag: 4, grow: rows}", "network.partition.align=32", "batch.rows=4"]
+    refused = r"align = 32: no block can begin at .* in rows of 32, as bags of 4 with objective.grow: rows have; take"
+    with pytest.raises(UserError, match=refused):
+        load("double_decoder/tiny", [*bags, "batch.context=128"])
+    load("double_decoder/tiny", [*bags, "batch.context=132"])
+    load("double_decoder/tiny", [*bags, "batch.context=128", "objective.grow=length"])
 
 
 # ---- one softmax ----------------------------------------------------------------------------------------------------
