@@ -109,8 +109,9 @@ class StudyFolder:
         return self.finished(job) or (job.trial and error is not None and error["diverged"])
 
     def waits_for(self, job: Job) -> Path | None:
-        """The run in this study's folder from whose weights it starts, as long as that is not finished."""
-        run = self.study.starts.get(job.arm)
+        """The run in this study's folder from whose weights or steps it starts, as long as that is not finished."""
+        start = self.study.recipes[job.arm].start
+        run = start.run or start.trunk
         if run is None or run.resolve().parent != self.runs.resolve():
             return None
         return None if RunFolder(run).result.exists() else run
@@ -210,7 +211,8 @@ class StudyFolder:
             if error := self.error(job):
                 lines.append(f"{job.name}: {error['message']}")
             elif run := self.waits_for(job):
-                lines.append(f"{job.name}: start.run = {run}: is not finished, or no run of this study")
+                key = "start.run" if job.arm in self.study.starts else "start.trunk"
+                lines.append(f"{job.name}: {key} = {run}: is not finished, or no run of this study")
         return [*lines, *(f"{arm}: no learning rate is chosen, for {why}" for arm, why in self.unchosen().items())]
 
     def outcome(self, job: Job) -> str:

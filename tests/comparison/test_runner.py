@@ -214,6 +214,19 @@ def test_what_a_run_tells_is_what_its_folder_holds(whole, tmp_path, small_corpus
         assert result.lr == min(tried, key=tried.__getitem__)
 
 
+def test_an_arm_waits_for_the_run_of_its_study_whose_steps_it_takes_over(tmp_path, small_corpus, monkeypatch):
+    trunk = tmp_path / "tiny/runs/wide-seed1"
+    text = STUDY.replace("{network.depth: 3, network.width: 32}", f"{{start.trunk: {trunk}, schedule.decay: 10}}")
+    text = text.replace("{network.depth: 1}", "{schedule.decay: 3}").replace(
+        "checkpoint.every: 5", "checkpoint: {every: 5, keep: 6}"
+    )
+    study = read(tmp_path, small_corpus, text=text)
+    monkeypatch.setattr(runner, "Training", TrainedHere)
+    runner.compare(study, tmp_path / "tiny", processes=4)
+    (entry,) = json.loads((tmp_path / "tiny/runs/deep-seed1/environment.json").read_text())
+    assert entry["trunk"] == f"{trunk}, step 20"
+
+
 @pytest.mark.slow
 def test_an_arm_waits_for_the_run_of_its_study_from_which_it_starts(tmp_path, small_corpus, monkeypatch):
     from_deep = f"{{start.run: {tmp_path / 'tiny/runs/deep-seed1'}, optimiser.lr: 1e-9}}"
@@ -229,11 +242,12 @@ def test_an_arm_waits_for_the_run_of_its_study_from_which_it_starts(tmp_path, sm
     assert ended.nats.sum() == pytest.approx(began.nats.sum(), rel=1e-4)
 
 
-def test_an_arm_that_waits_for_a_run_which_no_one_makes_says_so(tmp_path, small_corpus, monkeypatch):
+@pytest.mark.parametrize("key", ["start.run", "start.trunk"])
+def test_an_arm_that_waits_for_a_run_which_no_one_makes_says_so(tmp_path, small_corpus, monkeypatch, key):
     other = tmp_path / "tiny/runs/deep-lr0.004-seed1"
-    study = read(tmp_path, small_corpus, f"arms.wide.start.run={other}")
+    study = read(tmp_path, small_corpus, f"arms.wide.{key}={other}")
     monkeypatch.setattr(runner, "_work", lambda *_: [])
-    with pytest.raises(runner.Failed, match=f"wide-seed1: start.run = {other}: is not finished, or no run of this"):
+    with pytest.raises(runner.Failed, match=f"wide-seed1: {key} = {other}: is not finished, or no run of this"):
         runner.compare(study, tmp_path / "tiny")
     listed = StudyFolder(study, tmp_path / "tiny").status()
     assert "wide-seed1  missing, waits for deep-lr0.004-seed1" in listed
