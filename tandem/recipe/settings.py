@@ -48,6 +48,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fill_derived(self) -> "Settings":
+        for key in type(self).model_fields:  # NumPy and PyTorch hold 64 bits, and fail far from what names the key
+            if isinstance(value := getattr(self, key), int) and value >= 1 << 63:
+                raise ValueError(f"{key} = {value}: must be below 2^63")
         for key, value in self.derive().items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)  # frozen for everyone else

@@ -88,6 +88,11 @@ WRONG = {  # what: (written in the recipe, in place of what, the one line that t
         "  name: decoder",
         "mine.yaml:4  network.rope.base = Infinity: must be a number > 0",
     ),
+    "a whole number that 64 bits do not hold": (
+        "  name: sps\n  window: 9223372036854775808",
+        "  name: decoder",
+        "mine.yaml:4  network.window = 9223372036854775808: must be below 2^63",
+    ),
     "a bound of what may be null": (
         "  name: sps\n  window: -1",
         "  name: decoder",
