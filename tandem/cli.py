@@ -28,7 +28,7 @@ CURES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it one th
 CURES |= {errno.ENAMETOOLONG: "take a shorter name"}
 """Remedies for disk errors, by errno; any other OSError may be a bug."""
 
-NO_MEMORY = ("out of memory", "can't allocate memory")
+NO_MEMORY = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
 SMALLER = (
     "take fewer rows or a shorter context at a time or a smaller network; in training, batch.micro_batches and "
     "training.recompute=true need less memory for the same steps"

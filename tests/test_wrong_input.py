@@ -171,9 +171,10 @@ def cuda_says():
     [
         (lambda: np.empty(1 << 60, np.uint8), "(Unable to allocate"),
         (lambda: torch.empty(1 << 60, dtype=torch.uint8), "can't allocate memory"),
+        (lambda: torch.empty(1 << 40, 1 << 40), "(Storage size calculation overflowed"),
         (cuda_says, "(CUDA out of memory. Tried to allocate 2 EiB.): take fewer rows"),
     ],
-    ids=["numpy", "cpu", "cuda"],
+    ids=["numpy", "cpu", "beyond 64 bits", "cuda"],
 )
 def test_a_step_that_no_memory_holds(small_corpus, monkeypatch, allocate, said):
     monkeypatch.setattr(run_module, "measure", lambda scratch: allocate())
