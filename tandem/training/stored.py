@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -103,7 +104,7 @@ def _in_silence() -> Iterator[None]:
 def _cause(failed: dcp.CheckpointException, ranks: Ranks) -> BaseException:
     """The first error that is no bug, or interrupt, among those of all processes, else `failed`, which holds them."""
     for error, _ in failed.failures.values():
-        if isinstance(error, (UserError, OSError, MemoryError, KeyboardInterrupt)):
+        if isinstance(error, (UserError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt)):
             error.is_told_elsewhere = not ranks.is_first  # type: ignore[union-attr]
             return error
     return failed

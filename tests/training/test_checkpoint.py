@@ -290,7 +290,9 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_never_passed_over(stages, f
     require_sound(folder, found, {1})
 
 
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "Permission denied"), MemoryError(), torch.OutOfMemoryError("CUDA")]
+)
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_cannot_be_read_is_an_error_of_its_own(stages, monkeypatch, file, error):
     folder, _ = stages
