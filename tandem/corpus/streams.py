@@ -122,11 +122,12 @@ class SentenceStreams:
         """E = floor(D / tokens of a step + 1/2)."""
         self.context = max(1, round(self.tokens / (self.per_epoch * rows)))
         """Mean tokens of a row, which is what it costs: E steps share the text evenly."""
+        self._latest: tuple[int, list[Stream]] | None = None
 
     def of_run(self, steps: int) -> "SentenceStreams":
         """The same streams for a run of this many steps, to which settings given as a share of the run refer."""
         other = copy.copy(self)
-        other.steps = steps
+        other.steps, other._latest = steps, None
         return other
 
     @property
@@ -201,8 +202,7 @@ class SentenceStreams:
 
     def batch(self, step: int, part: int = 0, parts: int = 1) -> StreamBatch:
         """The streams of a step, or those dealt to one of `parts`; together they are the same for any `parts`."""
-        end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
-        streams = sorted((stream for _, stream in self._streams(step, end)), key=lambda s: -len(s.lengths))
+        streams = self._streams_of(step)
         read = [(stream.document, stream.offset, sum(stream.lengths)) for stream in streams[part::parts]]
         self.store.fetch(*np.array(read, np.int64).reshape(-1, 3).T)
         made = stream_batch(self.store, streams[part::parts])
@@ -210,6 +210,13 @@ class SentenceStreams:
         return replace(
             made, rows_at=rows_at, tokens_at=tokens_at, end_weight=self.end_weight(step), dropout=self.dropout(step)
         )
+
+    def _streams_of(self, step: int) -> list[Stream]:
+        """Those of a step, most sentences first; kept for the next call, as all micro-batches are dealt from them."""
+        if self._latest is None or self._latest[0] != step:
+            end = -(-(step % self.per_epoch + 1) * self.tokens // self.per_epoch)
+            self._latest = step, sorted((s for _, s in self._streams(step, end)), key=lambda s: -len(s.lengths))
+        return self._latest[1]
 
     def _streams(self, step: int, end: int) -> Iterator[tuple[int, Stream]]:
         """Yields (tokens of the epoch before it, stream), in order, from where `step` begins to token `end`."""

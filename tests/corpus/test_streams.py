@@ -103,6 +103,17 @@ def test_a_batch_is_the_same_however_it_is_reached(store, parts):
             assert (part.rows_at, part.tokens_at) == (whole.rows_at, whole.tokens_at)
 
 
+def test_a_step_is_cut_into_streams_once_for_all_its_micro_batches(store, monkeypatch):
+    cut, lengths = [], SentenceStreams.sentence_lengths
+    monkeypatch.setattr(SentenceStreams, "sentence_lengths", lambda view, i: cut.append(i) or lengths(view, i))
+    view = view_of(store, sentences=1, grow=2, every=0.5)
+    found = [view.batch(4, part, 8) for part in range(8)]
+    assert cut and len(cut) == len(set(cut))
+    longer = view.of_run(6)  # in which streams have grown by then
+    assert longer.batch(4).lengths == view_of(store, 6, sentences=1, grow=2, every=0.5).batch(4).lengths
+    assert len(longer.batch(4).lengths) < sum(len(part.lengths) for part in found)
+
+
 def test_documents_come_in_the_house_order_of_each_epoch_and_as_they_come_within_a_step(store):
     """Streams with more sentences first, among equals the earlier one."""
     view, orders = view_of(store, **SMALL), []
