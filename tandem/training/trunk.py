@@ -63,8 +63,11 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
         common, trunk = steps_in_common(run), RunFolder.open(path)
     taken = lambda: next((c for c in reversed(standing(trunk.checkpoints)) if 0 < step_of(c) <= common), None)
     if (last := ranks.first(taken)) is None:
-        cure = "checkpoint.branches of a trunk keeps one" if common else "schedule.warmup in steps would give some"
-        say(f"{path}: {common:,} steps in common, and no checkpoint of them ({cure}); all are trained", "trunk")
+        why = f"{common:,} steps in common, and no checkpoint of them (checkpoint.branches of a trunk keeps one)"
+        if not common:
+            needed = "the same schedule.warmup, in steps, and no sentence streams, which go by the length of a run"
+            why = f"no steps in common (runs that have some have {needed})"
+        say(f"{path}: {why}; all are trained", "trunk")
         return None
     record = trunk.metrics.read_bytes() if trunk.metrics.exists() else b""
     ranks.first(lambda: replace_file(folder.metrics, record))  # as for any run that goes on, later steps are dropped

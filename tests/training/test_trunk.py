@@ -104,6 +104,8 @@ def test_without_a_checkpoint_in_common_it_says_so_and_trains_all_steps(train, t
     branch, said = train("all", 13, f"start.trunk={end}")
     assert "8 steps in common, and no checkpoint of them (checkpoint.branches" in said and "new, seed" in said
     same(branch, train("alone13", 13)[0])
+    _, said = train("warmer", 11, f"start.trunk={end}", "schedule.warmup=3")
+    assert "no steps in common (runs that have some have the same schedule.warmup, in steps, and no" in said
 
 
 def test_another_recipe_or_no_run_is_refused(train, trunk, tmp_path):
