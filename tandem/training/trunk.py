@@ -20,6 +20,7 @@ from tandem.training.checkpoint import standing, step_of
 from tandem.training.display import say
 from tandem.training.folder import MAY_DIFFER, RunFolder
 from tandem.training.run import Run
+from tandem.training.sinks import as_line
 
 OTHERWISE = ("budget", "schedule", "objective.until")
 """Keys in which two runs may differ and still have steps in common, which their phases and rates then tell."""
@@ -69,8 +70,14 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
             why = f"no steps in common (runs that have some have {needed})"
         say(f"{path}: {why}; all are trained", "trunk")
         return None
-    record = trunk.metrics.read_bytes() if trunk.metrics.exists() else b""
-    ranks.first(lambda: replace_file(folder.metrics, record))  # as for any run that goes on, later steps are dropped
+
+    def taken_over() -> bytes:
+        """The trunk's record, whose later steps are dropped as for any run that goes on, with this run's length: from
+        there comes the number of its steps where it has no plan."""
+        own = {"steps": run.steps}
+        return b"".join(as_line(record | own if "steps" in record else record) for record in trunk.records())
+
+    ranks.first(lambda: replace_file(folder.metrics, taken_over()))
     ranks.first(lambda: folder.executes(trunk=f"{path}, step {step_of(last)}"))
     say(f"{path}: of {common:,} steps in common {step_of(last):,} are taken over", "trunk")
     return last

@@ -46,8 +46,8 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def told(record):
-    """What a record says apart from clocks and the length of the run."""
-    return {key: value for key, value in record.items() if key not in CLOCK_KEYS | {"steps"}}
+    """What a record says apart from clocks."""
+    return {key: value for key, value in record.items() if key not in CLOCK_KEYS}
 
 
 def same(one: Path, other: Path) -> None:
@@ -87,14 +87,15 @@ def test_a_trunk_keeps_the_checkpoints_at_which_runs_part(trunk, train):
     assert "not known before it" in train("timed", 18, "checkpoint.branches=[3 seconds]", code=2)[1]
 
 
-def test_interrupted_before_it_has_saved_a_branch_begins_again(train, trunk, monkeypatch):
+@pytest.mark.parametrize("before", ["_announced", "train"])
+def test_interrupted_before_it_has_saved_a_branch_begins_again(train, trunk, monkeypatch, before):
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("tandem.comparison.pretrain.train", killed)
-        train("killed", 11, f"start.trunk={trunk}", code=130)
-    branch, said = train("killed", 11, f"start.trunk={trunk}")
+        patched.setattr(f"tandem.comparison.pretrain.{before}", killed)
+        train(f"killed{before}", 11, f"start.trunk={trunk}", code=130)
+    branch, said = train(f"killed{before}", 11, f"start.trunk={trunk}")
     assert "8 are taken over" in said
     same(branch, train("alone11", 11)[0])
 

@@ -69,7 +69,9 @@ BUGS = {
         ("a trunk with another seed will do", TRUNK,
          "(*MAY_DIFFER, *OTHERWISE)", '(*MAY_DIFFER, *OTHERWISE, "seed", "optimiser")'),
         ("the steps taken over leave no record", TRUNK,
-         "replace_file(folder.metrics, record)", 'replace_file(folder.metrics, b"")'),
+         "replace_file(folder.metrics, taken_over())", 'replace_file(folder.metrics, b"")'),
+        ("the steps taken over are those of a run as long as the trunk", TRUNK,
+         '{"steps": run.steps}', '{"steps": trunk.steps}'),
     ],
     "training/run.py": [
         ("runs part at no switch", TRUNK,
