@@ -101,10 +101,6 @@ class Decoder(Network):
         return self.context
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        return self.stack
-
-    @property
     def stacks(self) -> dict[str, nn.ModuleList]:
         """By name, the blocks whose attention `watch` is told of; for analyses."""
         return {"decoder": self.blocks}

@@ -115,10 +115,6 @@ class EncoderDecoder(Network):
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        return self.stack
-
-    @property
     def head_with_sentinels(self) -> Tensor:
         """The rows of every id that span corruption predicts, and of the two spare ids in between."""
         return self.table.weight[: self.vocabulary + 2 + self.config.sentinels]

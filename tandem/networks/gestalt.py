@@ -201,10 +201,6 @@ class Gestalt(Network):
         return [*itertools.chain.from_iterable(ended), *last] or [self.end]
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        return self.stack
-
-    @property
     def shards(self) -> list[nn.Module]:
         """Empty: processes have different numbers of sentence steps, so weights are gathered once for all steps."""
         return []

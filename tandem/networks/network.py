@@ -130,6 +130,8 @@ class Network(nn.Module):
     be read with others."""
     table: Embedding
     """Embeddings of token ids; a network that wraps another has none of its own."""
+    stack: nn.ModuleList
+    """Blocks in a row; other networks say which are their `blocks`."""
     rows_vary: ClassVar[bool] = False
     """Whether its blocks read rows of any length in training: one compiled graph then serves all lengths."""
 
@@ -187,8 +189,8 @@ class Network(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The units to compile, shard and recompute."""
-        raise NotImplementedError
+        """The units to compile, shard and recompute: `stack`, where a network has one."""
+        return self.stack
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T) ids to (B, T, C)."""
