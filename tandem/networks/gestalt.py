@@ -255,9 +255,12 @@ class Gestalt(Network):
         return hidden[layout.after_tokens()].view_as(x), self._extra(lengths, layout, None)
 
     def layout(self, batch: Batch | StreamBatch, device: torch.device) -> Layout:
-        c = self.config
-        lengths = batch.lengths if isinstance(batch, StreamBatch) else cut_rows(batch.starts, c.cap)
+        c, lengths = self.config, self.sentence_lengths(batch)
         return Layout(lengths, memory=c.memory, in_context=c.in_context, recurrent=c.recurrent, device=device)
+
+    def sentence_lengths(self, batch: Batch | StreamBatch) -> list[list[int]]:
+        """Tokens of each sentence, by stream."""
+        return batch.lengths if isinstance(batch, StreamBatch) else cut_rows(batch.starts, self.config.cap)
 
     def _idle(self, layout: Layout) -> list[nn.Module]:
         """Modules that this batch does not use."""
@@ -283,12 +286,8 @@ class Gestalt(Network):
         return {"hinge": terms.sum(), "thought_length": lengths.sum()}
 
     def count(self, batch: Batch | StreamBatch) -> dict[str, int]:
-        if isinstance(batch, StreamBatch):
-            sentences = sum(map(len, batch.lengths))
-            text = {"nll": len(batch.tokens), "end": sentences}
-        else:
-            sentences = sum(map(len, cut_rows(batch.starts, self.config.cap)))
-            text = {}
+        sentences = sum(map(len, self.sentence_lengths(batch)))
+        text = {"nll": len(batch.tokens), "end": sentences} if isinstance(batch, StreamBatch) else {}
         return text | dict.fromkeys(self.terms, sentences)
 
     def asked(self, hidden: Tensor, batch: Batch | StreamBatch, counts: dict[str, int]) -> tuple[Tensor, dict]:
@@ -317,20 +316,14 @@ class Gestalt(Network):
     # ---- the rest of the contract ---------------------------------------------------------------------------------
 
     def as_plain(self, batch: Batch) -> Batch:
-        """What the plain decoder reads in place of `batch`: [BOS] in front of every document."""
-        parts = []
-        for tokens, targets, starts in zip(batch.tokens, batch.targets, batch.starts, strict=True):
-            opens = (starts == torch.arange(len(starts))).long()
-            at = torch.arange(len(starts)) + opens.cumsum(0)
-            size = len(starts) + int(opens.sum())
-            row = torch.full((size,), self.begin), torch.full((size,), IGNORE), torch.zeros(size, dtype=torch.long)
-            row[0][at], row[1][at] = tokens, targets
-            row[2][:] = torch.where(row[0] == self.begin, torch.arange(size), 0).cummax(0).values
-            parts.append(row)
-        longest = max(len(tokens) for tokens, *_ in parts)
-        fill = lambda x, value: nn.functional.pad(x, (0, longest - len(x)), value=value)
-        rows = [(fill(x, 0), fill(y, IGNORE), fill(s, len(s))) for x, y, s in parts]
-        return Batch(*(torch.stack(column) for column in zip(*rows, strict=True)), key=batch.key)
+        """What the plain decoder reads in place of `batch`: [BOS] in front of every document; it fills up rows, too."""
+        B, T = batch.starts.shape
+        opened = (batch.starts == torch.arange(T)).cumsum(1)
+        place, longest = torch.arange(T) + opened, T + int(opened.max())
+        tokens = torch.full((B, longest), self.begin).scatter(1, place, batch.tokens)
+        targets = torch.full((B, longest), IGNORE).scatter(1, place, batch.targets)
+        starts = torch.where(tokens == self.begin, torch.arange(longest), 0).cummax(1).values
+        return Batch(tokens, targets, starts, key=batch.key)
 
     def session(self, rows: int) -> GestaltSession:
         return GestaltSession(self, rows)

@@ -61,8 +61,7 @@ class Reading:
         """Embeddings (N, C) to hidden states (q, C), and |r| (sentences,), both in the order of the batch."""
         network, layout = self.network, self.layout
         self.whole_rotation = network.rotation(torch.arange(network.config.positions_of_row), x)
-        layers = range(network.config.depth)
-        self.ranks = network.ranks(layers, x)
+        self.ranks = network.ranks(range(network.config.depth), x)
         states, thoughts, lengths = self._sentence_steps(x)
         hidden = torch.cat(self._later_blocks(states, thoughts))
         if lengths is None:

@@ -16,6 +16,7 @@ C width, V rows of the softmax.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -184,8 +185,7 @@ class GestaltSession:
 
     def fork(self, rows: Tensor | None = None) -> "GestaltSession":
         kept = torch.arange(self.rows) if rows is None else rows.cpu()
-        other = GestaltSession.__new__(GestaltSession)
-        other.__dict__ |= self.__dict__
+        other = copy(self)
         other.rows = len(kept)
         counts = self.held, self.slots, self.known, self.closed_by_force
         other.held, other.slots, other.known, other.closed_by_force = (x[kept.numpy()] for x in counts)
