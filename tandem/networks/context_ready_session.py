@@ -34,21 +34,17 @@ class ContextReadySession:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Ids]) -> Tensor:
-        tokens = self.inner.align(prompts)
+        network, how, tokens = self.network, self.network.config.prefill, self.inner.align(prompts)
         e = self.inner.enter(tokens)
-        if self.network.config.prefill == "stream":
+        if how == "stream":
             return self._walked(e)
-        x = self._in_passes(e, Batch(tokens, tokens, self.inner.pads[:, None].expand_as(tokens)))
+        batch = Batch(tokens, tokens, self.inner.pads[:, None].expand_as(tokens))
+        asked = "stream" if how == "converge" else how
+        c, self.passes = network.corrected(e, network.wrapped.reader(e, batch), batch.starts, asked)
+        x = plus(e, c)  # what enters the blocks in the last pass
         z = self.inner.states(x)
-        self.carry = self.network.carry(x, z)[:, -1:]
+        self.carry = network.carry(x, z)[:, -1:]
         return self._logits(z)
-
-    def _in_passes(self, e: Tensor, batch: Batch) -> Tensor:
-        """What enters the blocks in the last pass over a prompt."""
-        network, how = self.network, self.network.config.prefill
-        reader, asked = network.wrapped.reader(e, batch), "stream" if how == "converge" else how
-        c, self.passes = network.corrected(e, reader, batch.starts, asked)  # type: ignore[arg-type]
-        return plus(e, c)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

@@ -42,8 +42,7 @@ class HeadFFN(Decoder):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        settings: dict[str, Any] = {"width": 32, "heads": 4, "depth": 1}
-        return {"house": cls.Config(**settings)}
+        return {"house": cls.Config.model_validate({"width": 32, "heads": 4, "depth": 1})}
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:

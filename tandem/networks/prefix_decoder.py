@@ -37,11 +37,9 @@ class PrefixDecoder(Decoder):
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:
-        learned = {"positions": "learned", "key_heads": 2, "tied": False}
-        return {
-            name: cls.Config(width=32, heads=4, depth=2, **own)
-            for name, own in {"house": {}, "learned": learned}.items()
-        }
+        learned: dict[str, Any] = {"positions": "learned", "key_heads": 2, "tied": False}
+        shared: dict[str, Any] = {"width": 32, "heads": 4, "depth": 2}
+        return {"house": cls.Config(**shared), "learned": cls.Config(**shared, **learned)}
 
     def reader(self, x: Tensor, batch: Batch) -> SpanReader:
         span = self.span(batch.starts)
