@@ -23,12 +23,12 @@ Cost: 4 D sum(hi - lo) FLOPs per head forward, 2.5 times that backward; docs/att
 Shapes: B rows, T queries, N keys of a source, H heads, G key heads, D head width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -216,13 +216,9 @@ def backends_taken() -> Iterator[dict[Backend, str]]:
         _listening.pop()
 
 
-Function = TypeVar("Function", bound=Callable)
-
-
-def _outside_graphs(function: Function) -> Function:
-    # Bounds are host integers of one batch: a graph that held them would be recompiled for every batch.
-    # torch.compiler.disable says the same, but imports the compiler at once, for commands that never attend, too.
-    return torch._disable_dynamo(function)  # pyright: ignore[reportReturnType]
+# Bounds are host integers of one batch: a graph that held them would be recompiled for every batch.
+# torch.compiler.disable says the same, but imports the compiler at once, for commands that never attend, too.
+_outside_graphs = torch._disable_dynamo
 
 
 @_outside_graphs

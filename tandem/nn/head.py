@@ -20,7 +20,6 @@ that have one. `token_nll` passes over the others itself.
 Shapes: N rows (positions), C width, V vocabulary, S targets of a row (slots), n rows of a chunk.
 """
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +29,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tandem.corpus import IGNORE
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 def nll_sums(
@@ -68,7 +69,7 @@ def nll_sums(
     shape = (len(hidden_NC), *slots)
     coefficients_NS = given.to(_exact(hidden_NC)).reshape(-1, *slots).expand(shape)
     wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_NC, weight_VC)]
-    fused = hidden_NC.is_cuda and _has_triton() if fused is None else fused
+    fused = hidden_NC.is_cuda and HAS_TRITON if fused is None else fused
     fused = fused and any(wanted) and not any_of and hidden_NC.dtype != torch.float64
     chunk = chunk or _rows_at_once(weight_VC, fused)
     return _Sums.apply(hidden_NC, weight_VC, targets_NS.reshape(shape), coefficients_NS, any_of, chunk, wanted, fused)
@@ -214,11 +215,6 @@ def _add_product(total_VC: Tensor, left_Vn: Tensor, right_nC: Tensor) -> None:
         torch.addmm(total_VC, left_Vn, right_nC, out_dtype=total_VC.dtype, out=total_VC)
     else:
         total_VC += torch.mm(left_Vn, right_nC, out=left_Vn.new_empty(total_VC.shape))
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _exact(hidden: Tensor) -> torch.dtype:
