@@ -105,6 +105,4 @@ class AttentionMass(Analysis):
             values, stack, what = record["decoder_entropy"], "decoder", "entropy of attention weights, nats"
         layers = range(1, len(values) + 1)
         axes.bar(layers, [value or 0 for value in values], color="C0")
-        axes.set_xticks(list(layers))
-        axes.set_xlabel(f"block of the {stack}")
-        axes.set_ylabel(what)
+        axes.set(xticks=layers, xlabel=f"block of the {stack}", ylabel=what)

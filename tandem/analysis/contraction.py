@@ -141,8 +141,7 @@ class Contraction(Analysis):
         k = 1 + np.arange(len(delta))
         axes.semilogy(k, delta, "C0o-", markersize=4, label="largest movement")
         axes.semilogy(k, delta[0] * record["rho"] ** (k - 1.0), "C1--", label=f"rho = {record['rho']:.2f}")
-        axes.set_xlabel("pass")
-        axes.set_ylabel("movement of the corrections, |c(k) - c(k-1)|")
+        axes.set(xlabel="pass", ylabel="movement of the corrections, |c(k) - c(k-1)|")
         right, numbers = axes.twinx(), [K for K in COLUMNS if K != "stream"]
         right.plot(numbers, [record[f"perplexity_{K}"] for K in numbers], "C2s-", label="perplexity in k passes")
         right.axhline(record["perplexity_stream"], color="C2", linestyle=":", label="streaming")

@@ -145,8 +145,7 @@ class FatherSon(Analysis):
                 label = f"{row['query']}, {told}, mean {row['margin']:+.3f}"
                 axes.ecdf(margins, color=colour, linestyle=line, label=label)
         axes.axvline(0, color="0.6", linewidth=1)
-        axes.set_xlabel("margin of a pair of names, nats")
-        axes.set_ylabel("share of pairs with less")
+        axes.set(xlabel="margin of a pair of names, nats", ylabel="share of pairs with less")
         axes.legend(loc="lower right", frameon=False, fontsize="small")
 
 

@@ -203,6 +203,5 @@ class Gates(Analysis):
             width = 1.5 + 3 * (1 - (number + 1) / len(blocks))
             shape, colour = MARKERS[number % len(MARKERS)], f"C{number % 10}"
             axes.plot(steps, values, f"{colour}{shape}-", linewidth=width, markersize=width + 4, label=f"block {block}")
-        axes.set_xlabel("step")
-        axes.set_ylabel("gate of the memory")
+        axes.set(xlabel="step", ylabel="gate of the memory")
         axes.legend(frameon=False)

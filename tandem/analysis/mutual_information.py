@@ -97,8 +97,7 @@ class MutualInformation(Analysis):
         theirs = law._replace(exponent=EXPONENT)
         axes.loglog(distance, theirs(distance), "--", color="grey", label=f"exponent {EXPONENT}, found in DCLM")
         axes.loglog(distance, np.maximum(record["shuffled"], 1e-6), ".", color="grey", label="shuffled pairs")
-        axes.set_xlabel("distance (tokens)")
-        axes.set_ylabel("mutual information (nats)")
+        axes.set(xlabel="distance (tokens)", ylabel="mutual information (nats)")
         axes.legend(frameon=False)
 
 

@@ -224,8 +224,7 @@ class PointerChasing(Analysis):
         """Accuracy by level."""
         axes.bar([row["level"] for row in record["levels"]], [row["accuracy"] for row in record["levels"]])
         axes.axhline(SOLVED, color="0.6", linewidth=1)
-        axes.set_xlabel("level")
-        axes.set_ylabel(f"accuracy after {record['trained_steps']:,} steps")
+        axes.set(xlabel="level", ylabel=f"accuracy after {record['trained_steps']:,} steps")
 
 
 def settings(size: str, **options: Any) -> tuple[Task, dict[str, Any], float]:

@@ -80,6 +80,5 @@ class SentenceNumbers(Analysis):
         axes.axhline(record["nats_per_token"], color="grey", linestyle=":", label="all sentences")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("number of the sentence in its document")
-        axes.set_ylabel("nats per token")
+        axes.set(xlabel="number of the sentence in its document", ylabel="nats per token")
         axes.legend(frameon=False)

@@ -109,8 +109,7 @@ class Transition(Analysis):
             _, flops, loss = np.array(points).T
             axes.plot(flops, loss, f"C{number}", linewidth=0.5, alpha=0.5)
             axes.plot(flops, trailing_mean(loss, self.config.smooth), f"C{number}", label=name)
-        axes.set_xlabel("training FLOPs")
-        axes.set_ylabel("loss (nats)")
+        axes.set(xlabel="training FLOPs", ylabel="loss (nats)")
         axes.legend(frameon=False)
 
 
