@@ -65,12 +65,6 @@ class Phases:
         """Training FLOPs spent before `step`."""
         return sum(phase.flops(cost, steps) for phase, steps in self.before(step))
 
-    def stretch(self, step: int) -> tuple[int, int | None]:
-        """First and last step (exclusive) of the learning-rate schedule at `step`; None: the end of the run."""
-        firsts = [0, *(phase.first for phase in self.phases[1:] if phase.restarts)]
-        place = bisect.bisect_right(firsts, step)
-        return firsts[place - 1], firsts[place] if place < len(firsts) else None
-
     def before(self, step: int) -> list[tuple[Phase, int]]:
         """The phases that begin before `step`, each with the number of its steps before that."""
         lasts = [*(phase.first for phase in self.phases[1:]), step]

@@ -33,7 +33,7 @@ from tandem.training.parallel import (
     wrapped,
 )
 from tandem.training.progress import Progress
-from tandem.training.schedule import in_stretches
+from tandem.training.schedule import scheduled
 from tandem.training.speed import Speed, measure
 from tandem.training.start import start
 
@@ -242,12 +242,6 @@ class Run:
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device.value, self.precision.value)
-
-
-def scheduled(recipe: Recipe, view: Phases, steps: int) -> Callable[[int], float]:
-    """The multiplier of the learning rate by step, in a run of `steps` steps with these phases."""
-    stretches = dict.fromkeys(view.stretch(phase.first) for phase in view.phases)
-    return in_stretches(recipe.choice("schedule"), recipe.schedule, [*stretches], steps, view.tokens)
 
 
 def keyed(seed: int, purpose: str) -> int:

@@ -18,11 +18,14 @@ rate stays what it is at T.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated
 
 from pydantic import Field
 
+from tandem.objectives.phases import Phases
 from tandem.recipe import Recipe, Settings, register
 
 Length = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)]
@@ -135,24 +138,19 @@ class Linear(Schedule):
         return 1 - (1 - self.config.floor) * self.passed(step)
 
 
-def in_stretches(
-    schedule: Callable[[Any, int, Callable[[int], int]], Callable[[int], float]],
-    config: Any,
-    stretches: list[tuple[int, int | None]],
-    steps: int,
-    read: Callable[[int], int],
-) -> Callable[[int], float]:
-    """A separate schedule for each (first, last) of the `stretches`; None is the end of the run."""
+def scheduled(recipe: Recipe, view: Phases, steps: int) -> Callable[[int], float]:
+    """The multiplier of the learning rate by step, in a run of `steps` steps with these phases."""
+    firsts = [0, *(phase.first for phase in view.phases[1:] if phase.restarts)]
 
     def part(first: int, last: int) -> Callable[[int], float]:
-        before = read(first)
-        return schedule(config, last - first, lambda step: read(first + step) - before)
+        before = view.tokens(first)
+        return recipe.choice("schedule")(recipe.schedule, last - first, lambda step: view.tokens(first + step) - before)
 
-    parts = [(first, part(first, last or steps)) for first, last in stretches]
+    parts = [part(first, last) for first, last in pairwise([*firsts, steps])]
 
     def multiplier(step: int) -> float:
-        first, own = max((p for p in parts if p[0] <= step), key=lambda p: p[0])
-        return own(step - first)
+        place = bisect_right(firsts, step) - 1
+        return parts[place](step - firsts[place])
 
     return multiplier
 

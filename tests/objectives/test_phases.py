@@ -171,13 +171,7 @@ def test_bags_of_folded_documents_are_counted_once_for_runs_of_all_lengths(monke
     assert ends == [3, 6] and made.call_count == 1
 
 
-def test_the_learning_rate_starts_anew_where_it_is_asked_to():
-    assert phases(1, 4, 10, bag=2, until=3).stretch(7) == (0, None)
-    restarted = phases(1, 4, 10, bag=2, until=3, lr_restart=True)
-    assert [restarted.stretch(step) for step in (0, 2, 3, 9)] == [(0, 3), (0, 3), (3, None), (3, None)]
-
-
 def test_next_token_is_one_phase():
     packed = SimpleNamespace(rows=2, context=4, read=lambda step: 8 * step)
     view = Phases(NextToken(NextToken.Config()).phases(packed, 5))
-    assert len(view.phases) == 1 and view.tokens(5) == view.positions(5) == 40 and view.stretch(4) == (0, None)
+    assert len(view.phases) == 1 and view.tokens(5) == view.positions(5) == 40
