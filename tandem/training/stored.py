@@ -27,11 +27,8 @@ def write_tensors(folder: Path, tensors: dict[str, Any], ranks: Ranks) -> dict[s
     written = _CheckedFiles()
     writer = dcp.FileSystemWriter(folder, sync_files=False)  # they are flushed as they are closed
     writer.fs = written
-    try:
-        with _in_silence():
-            dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
-    except dcp.CheckpointException as failed:
-        raise _cause(failed, ranks) from None
+    with _told(ranks):
+        dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
     return {name: entry for entries in ranks.gather(written.manifest) for name, entry in entries.items()}
 
 
@@ -52,11 +49,8 @@ class Saved:
     def load(self, wanted: dict[str, Tensor], ranks: Ranks) -> None:
         """Reads `wanted` in place. Raises: in all processes, UserError where a file is damaged for one, OSError where
         one cannot read it."""
-        try:
-            with _in_silence():
-                dcp.load(wanted, storage_reader=self.reader, no_dist=ranks.count == 1)
-        except dcp.CheckpointException as failed:
-            raise _cause(failed, ranks) from None
+        with _told(ranks):
+            dcp.load(wanted, storage_reader=self.reader, no_dist=ranks.count == 1)
 
 
 class _CheckedFiles(FileSystem):
@@ -94,17 +88,18 @@ class _Written(io.BytesIO):
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
-    """Without PyTorch's warning that there is only one process, which it gives even with `no_dist`."""
+def _told(ranks: Ranks) -> Iterator[None]:
+    """Raises: of the errors of all processes the first that is no bug, or interrupt; else PyTorch's, which holds them.
+
+    PyTorch's warning that there is only one process, which it gives even with `no_dist`, is not shown.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
-
-
-def _cause(failed: dcp.CheckpointException, ranks: Ranks) -> BaseException:
-    """The first error that is no bug, or interrupt, among those of all processes, else `failed`, which holds them."""
-    for error, _ in failed.failures.values():
-        if isinstance(error, (UserError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt)):
-            error.is_told_elsewhere = not ranks.is_first  # type: ignore[union-attr]
-            return error
-    return failed
+        try:
+            yield
+        except dcp.CheckpointException as failed:
+            for error, _ in failed.failures.values():
+                if isinstance(error, (UserError, OSError, MemoryError, torch.OutOfMemoryError, KeyboardInterrupt)):
+                    error.is_told_elsewhere = not ranks.is_first  # type: ignore[union-attr]
+                    raise error from None
+            raise
