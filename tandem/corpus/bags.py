@@ -74,12 +74,13 @@ class FoldedRows:
     def __init__(self, order: Order, rows: int, context: int, *, bag: int, slots: int):
         self.order, self.rows, self.context = order, rows, context
         self.bag, self.slots = bag, slots
-        self._ends = functools.lru_cache(maxsize=1)(self._counted)
         if len(order.sources) > 1:
             raise UserError("objective.boundary: fold takes a corpus without shares; take boundary: ignore")
         lengths = order.store.lengths
         self.bags = np.where(lengths > bag, lengths // bag, 0)
         """Bags of each document of the store."""
+        self._ends = functools.lru_cache(maxsize=1)(lambda number: self.bags[order.epoch(number).documents].cumsum())
+        """(D,) the number of bags up to the end of each document of an epoch."""
         epoch = order.epoch(0)
         self.tokens, self.total = int(epoch.ends[-1]), int(self.bags[epoch.documents].sum())
         """Tokens and bags of an epoch."""
@@ -124,10 +125,6 @@ class FoldedRows:
             begins.append(epoch.ends[place] - self.order.store.lengths[found] + number * self.tokens)
             start, count = start + last - first, count - (last - first)
         return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
-
-    def _counted(self, number: int) -> np.ndarray:
-        """(D,) the number of bags up to the end of each document of an epoch."""
-        return np.cumsum(self.bags[self.order.epoch(number).documents])
 
 
 def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:

@@ -229,13 +229,10 @@ class SentenceStreams:
             if begin >= end:
                 return
             S = self.most_sentences(epoch * self.per_epoch + begin * self.per_epoch // self.tokens)
-            for stream in streams_of(self.sentence_lengths(document), document, S):
+            lengths = np.diff(self.sentences.document(document), append=self.store.lengths[document])
+            for stream in streams_of(lengths, document, S):
                 if low <= begin + stream.offset < end:
                     yield begin + stream.offset, stream
-
-    def sentence_lengths(self, document: int) -> np.ndarray:
-        """Tokens of the sentences of a document, (sentences,)."""
-        return np.diff(self.sentences.document(document), append=self.store.lengths[document])
 
 
 def streams_of(lengths: np.ndarray, document: int, most: int) -> Iterator[Stream]:

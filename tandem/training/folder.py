@@ -114,10 +114,11 @@ class RunFolder:
                 "wait for it, or give this run another name"
             )
         try:
-            if not folder.recipe.exists() and (there := folder.left):
-                raise UserError(f"{path}: {', '.join(there)} of a run stand here; {damaged(folder.recipe, 'missing')}")
+            begun = folder.plan, folder.metrics, folder.checkpoints, folder.result
             if folder.recipe.exists():
                 folder.require_same_recipe(recipe)
+            elif there := [part.name for part in begun if part.exists()]:
+                raise UserError(f"{path}: {', '.join(there)} of a run stand here; {damaged(folder.recipe, 'missing')}")
             replace_file(folder.recipe, recipe.encode())
             entries = read_part(folder.environment, list) if folder.environment.exists() else []
             replace_file(folder.environment, json.dumps([*entries, environment()], indent=1).encode())
@@ -148,12 +149,6 @@ class RunFolder:
         """Adds to the entry of the environment that this process has written, the last."""
         *before, mine = read_part(self.environment, list)
         replace_file(self.environment, json.dumps([*before, mine | how], indent=1).encode())
-
-    @property
-    def left(self) -> list[str]:
-        """Names of what a run that has begun leaves here."""
-        parts = self.plan, self.metrics, self.checkpoints, self.result
-        return [part.name for part in parts if part.exists()]
 
     @property
     def steps(self) -> int | None:

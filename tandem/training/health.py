@@ -36,10 +36,7 @@ def require_finite(
     sums: Mapping[str, Tensor], norm: Tensor, step: int, where: str, is_told_elsewhere: bool = False
 ) -> None:
     """Raises NotFinite, naming the step and its batch, before the update would spoil the weights."""
-    bad = [name for name, value in sums.items() if not math.isfinite(value)]
-    if not math.isfinite(norm):
-        bad.append("gradient norm")
-    if bad:
+    if bad := [name for name, value in {**sums, "gradient norm": norm}.items() if not math.isfinite(value)]:
         error = NotFinite(
             f"step {step}: {' and '.join(bad)} not finite; nothing was updated. The batch: {where}. "
             "Checkpoints stand as they are; under another name, try a lower optimiser.lr, a longer schedule.warmup, "

@@ -31,7 +31,7 @@ BUGS = {
         ("signals are asked for where there are none", "tests/training/test_health.py",
          "if is_main and signal", "if signal"),
         ("an infinite gradient is learned from", "tests/training/test_health.py",
-         "if not math.isfinite(norm):", "if math.isnan(norm):"),
+         "if not math.isfinite(value)]", "if math.isnan(value)]"),
     ],
     "training/checkpoint.py": [
         ("the optimiser is not restored", CHECKPOINT,
