@@ -55,9 +55,7 @@ class Muon(AdamW):
 
     def inner_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
         c = self.config
-        stacked: dict[tuple[int, ...], list[Tensor]] = {}
-        for parameter, parts in _matrices(network):
-            stacked.setdefault(parts, []).append(parameter)
+        stacked = _matrices(network)
         own = {"weight_decay": c.weight_decay, "momentum": c.momentum, "scale": 1.0}
         own_groups = [own | {"params": p, "parts": parts} for parts, p in stacked.items()]
         hidden = {id(parameter) for parameters in stacked.values() for parameter in parameters}
@@ -117,13 +115,12 @@ def _scaled(update: Tensor) -> Tensor:
     return orthogonalised(update).to(update.dtype) * (0.2 * math.sqrt(max(update.shape)))
 
 
-def _matrices(network: nn.Module) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """Hidden matrices, each with the row counts of the matrices stacked in it."""
+def _matrices(network: nn.Module) -> dict[tuple[int, ...], list[Tensor]]:
+    """Hidden matrices by the row counts of the matrices stacked in each."""
     role = roles(network)
-    found = []
-    for path, module in network.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            if role.get(full) in HIDDEN and parameter.ndim > 1:  # `role` has one name of a tied parameter
-                found.append((parameter, getattr(module, "parts", (parameter.shape[-2],))))
+    found: dict[tuple[int, ...], list[Tensor]] = {}
+    for name, parameter in network.named_parameters():
+        if role[name] in HIDDEN and parameter.ndim > 1:
+            module = network.get_submodule(name.rpartition(".")[0])
+            found.setdefault(getattr(module, "parts", (parameter.shape[-2],)), []).append(parameter)
     return found

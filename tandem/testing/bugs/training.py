@@ -145,7 +145,7 @@ BUGS = {
     ],
     "training/muon.py": [
         ("the table is a hidden matrix", "tests/training/test_muon.py",
-         "get(full) in HIDDEN", "get(full) in HIDDEN | {\"embedding\"}"),
+         "role[name] in HIDDEN", "role[name] in HIDDEN | {\"embedding\"}"),
         ("q, k and v are one matrix", "tests/training/test_muon.py",
          "whole(update).split(group[\"parts\"], dim=-2)", "(whole(update),)"),
     ],
