@@ -21,7 +21,6 @@ Letters: B rows, l positions of a row, s tokens of a bag, S targets of a positio
 import functools
 
 import numpy as np
-import torch
 
 from tandem.corpus.order import Order
 from tandem.corpus.views import IGNORE, Batch, equal_part
@@ -58,7 +57,8 @@ class BagRows:
             is_asked = is_asked & (begins[asked] == begins[first + read])
             starts = np.maximum(begins[(first + read)[..., 0]] - begin - first[..., 0], 0)
         tokens = stream[:-1].reshape(rows, -1, s)
-        return _batch(tokens[..., 0] if s == 1 else tokens, np.where(is_asked, stream[asked], IGNORE), starts)
+        tokens = tokens[..., 0] if s == 1 else tokens
+        return Batch.of(tokens=tokens, targets=np.where(is_asked, stream[asked], IGNORE), starts=starts)
 
     def read(self, step: int) -> int:
         return step * self.rows * self.context * self.bag
@@ -103,7 +103,7 @@ class FoldedRows:
         targets = np.where(asked < ends, store.tokens[np.minimum(asked, ends - 1)].astype(np.int64), IGNORE)
         tokens = store.tokens[read[:, None] + np.arange(s)].astype(np.int64)
         starts = np.maximum(np.arange(l) - index.reshape(rows, l), 0)
-        return _batch(tokens.reshape(rows, l, s), targets.reshape(rows, l, -1), starts)
+        return Batch.of(tokens=tokens.reshape(rows, l, s), targets=targets.reshape(rows, l, -1), starts=starts)
 
     def read(self, step: int) -> int:
         if not step:  # documents before the first that gives a bag are not read yet
@@ -125,7 +125,3 @@ class FoldedRows:
             begins.append(epoch.ends[place] - self.order.store.lengths[found] + number * self.tokens)
             start, count = start + last - first, count - (last - first)
         return np.concatenate(documents), np.concatenate(index), np.concatenate(begins)
-
-
-def _batch(tokens: np.ndarray, targets: np.ndarray, starts: np.ndarray) -> Batch:
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), torch.from_numpy(starts))

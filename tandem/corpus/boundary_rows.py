@@ -135,11 +135,11 @@ def _laid_out(rows: list[list[Piece]], eos: int) -> BoundaryBatch:
     lengths = [np.array([len(p.tokens) for p in row]) for row in rows]
     width = -(-max(n.sum() for n in lengths) // ROUNDED) * ROUNDED
     starts = _padded([[np.repeat(np.cumsum(n) - n, n)] for n in lengths], np.arange(width), width)
-    return BoundaryBatch(
-        torch.from_numpy(_padded(_of(rows, "tokens"), eos, width)),
-        torch.from_numpy(_padded(_of(rows, "targets"), IGNORE, width)),
-        torch.from_numpy(starts),
-        sentences=torch.from_numpy(starts + _padded(_of(rows, "sentences"), 0, width)),
+    return BoundaryBatch.of(
+        tokens=_padded(_of(rows, "tokens"), eos, width),
+        targets=_padded(_of(rows, "targets"), IGNORE, width),
+        starts=starts,
+        sentences=starts + _padded(_of(rows, "sentences"), 0, width),
     )
 
 

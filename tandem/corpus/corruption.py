@@ -19,7 +19,6 @@ Letters: n ordinary tokens of a document, m of them cut out, in k pieces; T toke
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from tandem.corpus.partition import drawing
@@ -144,6 +143,5 @@ def in_one_row(texts: list[tuple[np.ndarray, np.ndarray]], start: int) -> Batch:
         starts.append(np.full(len(context) + len(asked), begin))
         blocks += [np.full(len(context), begin), np.full(len(asked), begin + len(context))]
         begin += len(context) + len(asked)
-    rows = [np.concatenate(parts).astype(np.int64)[None] for parts in (tokens, targets, starts, blocks)]
-    tokens, targets, starts, blocks = map(torch.from_numpy, rows)
-    return Batch(tokens, targets, starts, blocks=blocks)
+    rows = {"tokens": tokens, "targets": targets, "starts": starts, "blocks": blocks}
+    return Batch.of(**{name: np.concatenate(parts).astype(np.int64)[None] for name, parts in rows.items()})

@@ -49,6 +49,11 @@ class Batch:
     row: int = 0
     blocks: Tensor | None = None
 
+    @classmethod
+    def of(cls, **arrays: np.ndarray) -> Self:
+        """The batch of these arrays, by the names of its attributes."""
+        return cls(**{name: torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+
     def keyed(self, key: int, part: int) -> Self:
         """This batch as part number `part` of a step whose parts have equally many rows."""
         return replace(self, key=key, row=part * len(self.tokens))
@@ -124,9 +129,7 @@ class PackedRows:
         targets = np.where(is_first, IGNORE, tokens)
         row_begins = begin + np.arange(0, rows * T, T)
         starts = np.maximum(begins[:-1].reshape(rows, T) - row_begins[:, None], 0)
-        arrays = tokens[:-1].reshape(rows, T), targets[1:].reshape(rows, T), starts
-        tokens, targets, starts = map(torch.from_numpy, arrays)
-        return Batch(tokens, targets, starts)
+        return Batch.of(tokens=tokens[:-1].reshape(rows, T), targets=targets[1:].reshape(rows, T), starts=starts)
 
 
 def equal_part(rows: int, parts: int) -> int:
@@ -187,8 +190,7 @@ def rows_of(
             blocks[row, column : fresh.start], blocks[row, fresh] = column, fresh.start
             targets[row, fresh] = text[asked + 1 : last + 1]
             document[row, fresh], index[row, fresh] = i, np.arange(asked + 1, last + 1)
-        tokens, targets, starts, blocks = map(torch.from_numpy, (tokens, targets, starts, blocks))
-        batch = Batch(tokens, targets, starts, blocks=blocks if divided else None)
+        batch = Batch.of(tokens=tokens, targets=targets, starts=starts, **({"blocks": blocks} if divided else {}))
         yield ScoringBatch(batch, torch.from_numpy(document), torch.from_numpy(index))
 
 
