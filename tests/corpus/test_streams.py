@@ -104,8 +104,8 @@ def test_a_batch_is_the_same_however_it_is_reached(store, parts):
 
 
 def test_a_step_is_cut_into_streams_once_for_all_its_micro_batches(store, monkeypatch):
-    cut, lengths = [], SentenceStreams.sentence_lengths
-    monkeypatch.setattr(SentenceStreams, "sentence_lengths", lambda view, i: cut.append(i) or lengths(view, i))
+    cut = []
+    monkeypatch.setattr("tandem.corpus.streams.streams_of", lambda *how: cut.append(how[1]) or streams_of(*how))
     view = view_of(store, sentences=1, grow=2, every=0.5)
     found = [view.batch(4, part, 8) for part in range(8)]
     assert cut and len(cut) == len(set(cut))
