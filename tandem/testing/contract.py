@@ -24,26 +24,10 @@ import torch
 from tandem.corpus import Batch
 from tandem.export.weights import load_network, save_network
 from tandem.networks.network import Network
+from tandem.testing import costs, learning
 from tandem.testing.cases import CONTEXT, EOS, Case, asked, document, log_probabilities, refused, tasks, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
-from tandem.testing.costs import (  # noqa: F401 - checks, as those below
-    check_cache,
-    check_flops,
-    check_objectives,
-    check_pairs,
-    check_parameters,
-)
 from tandem.testing.elsewhere import elsewhere, forked
-from tandem.testing.learning import (  # noqa: F401
-    check_accumulation,
-    check_compiled,
-    check_degeneracy,
-    check_gradients,
-    check_loss,
-    check_overfitting,
-    check_recompute,
-    check_targets,
-)
 
 # ---- what a score may depend on -------------------------------------------------------------------------------------
 
@@ -341,5 +325,8 @@ def check_export(case: Case) -> None:
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
-    name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")
+    name.removeprefix("check_"): check
+    for module in (vars(costs), vars(learning), globals())
+    for name, check in module.items()
+    if name.startswith("check_")
 }

@@ -5,7 +5,8 @@ import torch
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
 from tandem.testing.cases import cases, first_cases
-from tandem.testing.contract import CHECKS, check_compiled
+from tandem.testing.contract import CHECKS
+from tandem.testing.learning import check_compiled
 from tandem.training.device import Training, choose_compile
 
 COMPILER = choose_compile(Training.Config(), torch.device("cpu"), steps=None, seconds=1e9)

@@ -14,9 +14,9 @@ from tandem.objectives.next_token import NextToken
 from tandem.recipe.settings import _registry
 from tandem.testing.cases import Case, Task, cases, texts
 from tandem.testing.comparing import backward
-from tandem.testing.contract import check_initialisation, check_loss, check_restricted, check_steps
+from tandem.testing.contract import check_initialisation, check_restricted, check_steps
 from tandem.testing.costs import check_flops, check_pairs
-from tandem.testing.learning import check_targets
+from tandem.testing.learning import check_loss, check_targets
 
 (MIXTURE,) = (case for case in cases() if case.name == "decoder-mixture")
 
