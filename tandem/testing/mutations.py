@@ -62,15 +62,12 @@ class Mutation:
         return ["tests/networks/test_contract.py", "-k", f"test_network and -{self.test}]"]
 
 
-def _shipped() -> Iterator[Mutation]:
-    """All mutations in the modules of bugs/."""
-    for module in pkgutil.iter_modules(bugs.__path__, bugs.__name__ + "."):
-        for file, rows in importlib.import_module(module.name).BUGS.items():
-            for name, test, text, replaced in rows:
-                yield Mutation(name, file, text, replaced, test)
-
-
-MUTATIONS = list(_shipped())
+MUTATIONS = [
+    Mutation(name, file, text, replaced, test)
+    for module in pkgutil.iter_modules(bugs.__path__, bugs.__name__ + ".")
+    for file, rows in importlib.import_module(module.name).BUGS.items()
+    for name, test, text, replaced in rows
+]
 
 
 @contextlib.contextmanager
