@@ -43,9 +43,12 @@ def plot_losses(name: str, records: Sequence[Mapping[str, Any]], path: Path) -> 
 
 
 def smoothed_by_phase(phases: Sequence[int], losses: Sequence[float]) -> np.ndarray:
-    """`losses` smoothed, separately for the steps of each phase."""
-    cuts = [place for place in range(1, len(phases)) if phases[place] != phases[place - 1]]
-    return np.concatenate([smoothed(part) for part in np.split(np.array(losses, dtype=float), cuts)])
+    """Centred means over a fiftieth of each phase, with shorter windows at its ends. A trailing mean would lag."""
+    means = []
+    for part in np.split(np.array(losses, dtype=float), np.flatnonzero(np.diff(phases)) + 1):
+        window = np.ones(len(part) // 50 | 1)
+        means.append(np.convolve(part, window, "same") / np.convolve(np.ones(len(part)), window, "same"))
+    return np.concatenate(means)
 
 
 @contextlib.contextmanager
@@ -67,12 +70,6 @@ def picture(path: Path) -> Iterator[Any]:
 def drawable(name: str) -> str:
     """A file's name without what no font has: bytes that are not Unicode."""
     return name.encode(errors="replace").decode()
-
-
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """Centred means over a fiftieth of `values`, with shorter windows at the ends. A trailing mean would lag."""
-    window = np.ones(len(values) // 50 | 1)
-    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def sparkline(values: Sequence[float]) -> str:
