@@ -99,7 +99,7 @@ def load_grid(reference: str, overrides: Iterable[str] = ()) -> Grid:
     if keys.trunk and (len(units) > 1 or units == {"seconds"} or keys.rows == "rule"):
         reason = "runs of one size must differ in length alone; give budgets in one unit, not seconds, and no rows"
         problems.add(grid.origin, f"grid.trunk: {reason}")
-    if keys.rows == "rule" and any(parse_budget(budget).unit != "tokens" for budget in keys.budgets):
+    if keys.rows == "rule" and units != {"tokens"}:
         problems.add(grid.origin, "grid.rows = rule: it goes by tokens; give all of grid.budgets in tokens")
     problems.raise_any()
     cells, sizes, trunks = {}, {}, {}
@@ -139,16 +139,10 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
         with locked(path / ".lock"):  # of several commands, the last one here knows most
-            found = [
-                Cell(
-                    grid.sizes[name],
-                    str(study.budget),
-                    StudyFolder(study, path / name).results(),
-                    study,
-                    name in grid.trunks,
-                )
-                for name, study in grid.cells.items()
-            ]
+            found = []
+            for name, study in grid.cells.items():
+                results = StudyFolder(study, path / name).results()
+                found.append(Cell(grid.sizes[name], str(study.budget), results, study, name in grid.trunks))
             page, text = write_scaling(found, path)
         say(text)
         say(page, "report")
