@@ -293,6 +293,7 @@ def evaluate(
     tandem evaluate RUN network.score_passes=2                in two passes, however it was trained
     """
     from tandem.comparison import trained
+    from tandem.comparison.tasks import judge_tasks
     from tandem.recipe import UserError
 
     other, taken = {"--limit": limit, "--rows": rows}, "without --tasks takes --documents, --texts"
@@ -301,7 +302,7 @@ def evaluate(
     if spare := [option for option, value in other.items() if value]:
         raise UserError(f"{', '.join(spare)}: evaluate {taken}")
     if tasks is not None:
-        trained.run_tasks(run, tasks, limit, rows, unfinished, step, overrides or [])
+        judge_tasks(run, tasks, limit, rows, unfinished, step, overrides or [])
     else:
         for line in trained.evaluate(run, documents, texts or [], unfinished, step, overrides or []):
             print(line, flush=True)

@@ -19,10 +19,11 @@ import numpy as np
 from rich.progress import TaskProgressColumn
 
 from tandem.comparison.texts import Exported, lost_in_words, prepared_texts, scored, unread
+from tandem.comparison.trained import open_scored
 from tandem.corpus.tokenizer import content_hash
 from tandem.disk import made, replace_file
 from tandem.evaluation.likelihood import ratio_error
-from tandem.evaluation.task_files import TaskFile, Texts, file_of
+from tandem.evaluation.task_files import TaskFile, Texts, file_of, read_tasks
 from tandem.recipe import require
 from tandem.recipe.catalogue import columns
 from tandem.training.display import progress_bar, say
@@ -33,21 +34,24 @@ Record = dict[str, Any]
 
 
 def judge_tasks(
-    run: Run | Exported,
-    folder: Path,
-    files: Sequence[TaskFile | Texts],
-    limit: int | None,
-    rows: int | None,
+    path: Path,
+    names: str,
+    limit: int | None = None,
+    rows: int | None = None,
+    unfinished: bool = False,
+    step: int | None = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Evaluates a run's network on the tasks of `files`, shows the scores and stores them in `folder`, task by task.
+    """Evaluates the run or the exported model in `path` on tasks by name, shows the scores and stores them in its
+    `tasks/`, task by task.
 
     Args:
         limit: items of each task, documents of each text; None: all.
         rows: prompts of a task read at once; None: the run's evaluation.rows.
-        overrides: what the run was opened with, for the records.
-    Raises: UserError where a task cannot be read, or the network cannot do it.
+    Raises: UserError where a task cannot be read, or the network cannot do it; as `open_scored`.
     """
+    files = read_tasks(names)  # report a wrong name before opening anything
+    run, folder = open_scored(path, unfinished, step, overrides), path / "tasks"
     if any(isinstance(file, TaskFile) for file in files):
         require("lm_eval", "harness")
     made(folder, "tasks")  # before anything is measured

@@ -19,7 +19,6 @@ from tandem.comparison.plots import drawable, picture
 from tandem.comparison.pretrain import built, planned
 from tandem.comparison.prompts import print_records, print_texts
 from tandem.comparison.table import NONE
-from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import (
     HELD_OUT,
     Exported,
@@ -32,7 +31,6 @@ from tandem.comparison.texts import (
 )
 from tandem.corpus import Tokenizer
 from tandem.disk import made, replace_file
-from tandem.evaluation.task_files import read_tasks
 from tandem.export.files import CONFIG, read_config
 from tandem.export.weights import export, load_exported
 from tandem.generation.generate import stream_text
@@ -151,7 +149,7 @@ def open_model(
     return run.network, run.tokenizer
 
 
-def _open_scored(path: Path, unfinished: bool, step: int | None, overrides: Sequence[str]) -> Run | Exported:
+def open_scored(path: Path, unfinished: bool, step: int | None, overrides: Sequence[str]) -> Run | Exported:
     """The run in `path`, or the model exported there."""
     if not (path / CONFIG).is_file():
         return open_trained(path, unfinished, step, overrides)
@@ -176,7 +174,7 @@ def evaluate(
 ) -> Iterator[str]:
     """Yields the likelihood of the run's held-out text, of its evaluation texts and of those given as NAME=PATH, in
     words, as each is scored, and by position in the document; of an exported model, of those given alone."""
-    run = _open_scored(path, unfinished, step, overrides)
+    run = open_scored(path, unfinished, step, overrides)
     stores = given_stores(run.recipe, run.tokenizer, given)
     if isinstance(run, Run):
         stores = {HELD_OUT: run.corpus.validation} | text_stores(run.recipe, run.tokenizer) | stores
@@ -188,21 +186,6 @@ def evaluate(
         yield begins + noted(run.note, in_words(record, name))
         yield from by_position_in_words(record)
         begins = ""
-
-
-def run_tasks(
-    path: Path,
-    names: str,
-    limit: int | None,
-    rows: int | None,
-    unfinished: bool = False,
-    step: int | None = None,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Evaluates the run in `path` on tasks by name (comparison/tasks.py) and stores the scores in its `tasks/`."""
-    files = read_tasks(names)  # report a wrong name before opening anything
-    run = _open_scored(path, unfinished, step, overrides)
-    judge_tasks(run, path / "tasks", files, limit, rows, overrides)
 
 
 def continue_texts(

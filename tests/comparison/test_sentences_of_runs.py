@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from tandem.comparison.pretrain import prepared, pretrain, require_splitter
+from tandem.comparison.tasks import judge_tasks
 from tandem.comparison.texts import in_words, recorded
-from tandem.comparison.trained import evaluate, open_model, open_trained, run_tasks, write_model
+from tandem.comparison.trained import evaluate, open_model, open_trained, write_model
 from tandem.corpus import SUBSET, Order, Segmentation, sentences
 from tandem.evaluation.likelihood import likelihood
 from tandem.recipe import UserError, load
@@ -71,7 +72,7 @@ def test_texts_of_tasks_are_also_told_with_their_boundaries(spans, tmp_path):
     path, _ = spans
     (tmp_path / "rivers.txt").write_text("the cat sees a river and the river sees a cat")
     (tmp_path / "mine.yaml").write_text(f"texts: {{rivers: {tmp_path / 'rivers.txt'}}}")
-    run_tasks(path, str(tmp_path / "mine.yaml"), None, None)
+    judge_tasks(path, str(tmp_path / "mine.yaml"))
     kept = json.loads((path / "tasks" / "rivers.json").read_text())["metrics"]
     (item,) = map(json.loads, (path / "tasks" / "rivers.items.jsonl").read_text().splitlines())
     assert item["end_nats"] > 0
