@@ -311,27 +311,23 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, ob
     """(title, text) of lines: what the run did, and where its files are."""
     losses = [loss_of(record) for record in folder.records("step")]
     spent, planned, note = result["training_seconds"], result["planned_seconds"], result["note"]
-    lines = {
-        "done": f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}, "
-        f"evaluation {clock(result['evaluation_seconds'])}",
-        "vs plan": f"{clock(spent)} of {clock(planned)}, "
-        f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s",
-        "loss": f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}" if losses else "the record holds no step",
-        **({"spikes": spikes_in_words(result)} if result["spikes"] else {}),
-        "likelihood": noted(note, in_words(result["likelihood"])),
-    }
     last, model = checkpoint.latest(folder.checkpoints, result["step"]), folder.model
-    paths = {
-        "recipe": folder.recipe,
-        "record": folder.metrics,
-        "loss curve": _curve(folder, bool(losses)),
-        "checkpoint": last or "gone",
-        "model": _model(folder, note, last is not None),
-    }
-    said: list[tuple[str, object]] = [*lines.items()]
-    said += [("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()]
-    said += [("sample", noted(note, (prompt + text).strip())) for prompt, text in result["samples"]]
-    said += paths.items()
+    trained = f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}"
+    speeds = f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s"
+    said = [
+        ("done", f"{trained}, evaluation {clock(result['evaluation_seconds'])}"),
+        ("vs plan", f"{clock(spent)} of {clock(planned)}, {speeds}"),
+        ("loss", f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}" if losses else "the record holds no step"),
+        *([("spikes", spikes_in_words(result))] if result["spikes"] else []),
+        ("likelihood", noted(note, in_words(result["likelihood"]))),
+        *(("text", noted(note, in_words(text, name))) for name, text in result["texts"].items()),
+        *(("sample", noted(note, (prompt + text).strip())) for prompt, text in result["samples"]),
+        ("recipe", folder.recipe),
+        ("record", folder.metrics),
+        ("loss curve", _curve(folder, bool(losses))),
+        ("checkpoint", last or "gone"),
+        ("model", _model(folder, note, last is not None)),
+    ]
     if note or not (last or model.exists()):
         return said
     recipe, asked = read_part(folder.recipe), "'Once upon a time'"
