@@ -35,11 +35,9 @@ def check_degeneracy(case: Case) -> None:
     state = {other: value for name, value in network.state_dict().items() if (other := own(name)) is not None}
     decoder.load_state_dict(state)
     for task in tasks(case.network, registered("network")["decoder"]):  # type: ignore[arg-type]
-        batches = task.batches(texts())
-        loss = backward(network, task.objective, [replace(batch, blocks=None) for batch in batches])
-        expected = backward(
-            decoder, task.objective, [network.as_plain(replace(batch, blocks=None)) for batch in batches]
-        )
+        batches = [replace(batch, blocks=None) for batch in task.batches(texts())]
+        loss = backward(network, task.objective, batches)
+        expected = backward(decoder, task.objective, [network.as_plain(batch) for batch in batches])
         close(loss, expected, EXACT, f"{task}: loss against the plain decoder's")
         same_gradients(network, decoder, f"{task}, against the plain decoder", own)
 
