@@ -299,11 +299,9 @@ def decoding(run: Run) -> Decoding:
 def samples(run: Run) -> list[tuple[str, str]]:
     """(prompt, continuation) for each prompt of the recipe."""
     recipe, prompts = run.recipe, run.recipe.sampling.prompts
-    sampler = recipe.choice("sampling")(recipe.sampling)
-    network = run.whole_network()
-    texts = generate_text(
-        network, run.corpus.tokenizer, prompts, sampler=sampler, max_tokens=recipe.sampling.tokens, seed=recipe.seed
-    )
+    sampler, tokens = recipe.choice("sampling")(recipe.sampling), recipe.sampling.tokens
+    model = run.whole_network(), run.corpus.tokenizer
+    texts = generate_text(*model, prompts, sampler=sampler, max_tokens=tokens, seed=recipe.seed)
     return list(zip(prompts, texts, strict=True))
 
 

@@ -241,10 +241,8 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
     if keys.budget is None and keys.together is None:
         yield (), "budget: required: what each run may spend, such as 2e6 tokens; or together: what all may"
     if keys.budget and keys.together:
-        yield (
-            ("together",),
-            f" = {shown(keys.together)}: budget = {shown(keys.budget)} is given too; take one of them out",
-        )
+        reason = f"budget = {shown(keys.budget)} is given too; take one of them out"
+        yield ("together",), f" = {shown(keys.together)}: {reason}"
     if keys.baseline not in keys.arms:
         near = did_you_mean(keys.baseline, keys.arms)
         yield ("baseline",), f" = {shown(keys.baseline)}: no such arm; {near}arms: {', '.join(keys.arms)}"
@@ -255,10 +253,8 @@ def _contradictions(keys: Keys, tree: Node) -> Iterator[tuple[tuple[str, ...], s
     if len(keys.rates) == 1:
         yield ("rates",), f" = {keys.rates}: one is no choice; give several, or {RATE} in overrides"
     if keys.rates and keys.tuning_seed in keys.seeds:
-        yield (
-            ("seeds",),
-            f" = {keys.seeds}: {keys.tuning_seed} is the seed of the trials; take others, or another tuning_seed",
-        )
+        reason = f"{keys.tuning_seed} is the seed of the trials; take others, or another tuning_seed"
+        yield ("seeds",), f" = {keys.seeds}: {reason}"
     if not tree.at("rates"):
         for key in ("tuning_seed", "trial_share"):
             if tree.at(key):
@@ -330,9 +326,8 @@ def require_one_text(studies: Mapping[str, Study]) -> None:
         for key in (key for key in recipe.origins if _is_text(key) or key in JUDGED):
             if recipe.value(key) != one.value(key):
                 told = f"{shown(recipe.value(key))} in arm {arm}, {shown(one.value(key))} in {first}"
-                lines[
-                    f"{recipe.origins[key]}  {key} = {told}: must be the same, or the losses are of different texts"
-                ] = None
+                reason = "must be the same, or the losses are of different texts"
+                lines[f"{recipe.origins[key]}  {key} = {told}: {reason}"] = None
     if lines:
         raise UserError("\n".join(lines))
 
