@@ -105,9 +105,7 @@ class Difference:
     @cached_property
     def p(self) -> float:
         """Two-sided p-value; NaN where the difference is not testable."""
-        if not self.is_testable:
-            return math.nan
-        return tail(abs(self.mean), *self._scales)
+        return tail(abs(self.mean), *self._scales) if self.is_testable else math.nan
 
     def interval(self, level: float) -> tuple[float, float]:
         """Interval of the difference with confidence 1 - level; with one seed, for these two networks only."""
@@ -124,17 +122,14 @@ class Difference:
         half = tail(abs(inside), *self._scales) / 2
         return half if inside > 0 else 1 - half
 
-    def power(self, level: float, seeds: int | None = None) -> float:
-        """Probability that a study with this number of seeds, by default those found, detects a true difference as
-        large as the one found; NaN with one seed.
+    def power(self, level: float, seeds: int) -> float:
+        """Probability that a study with this number of seeds, two or more, detects a true difference as large as the
+        one found, which is testable.
 
         From the noncentral t distribution with Satterthwaite's degrees of freedom, beyond the critical value of the
         test at the variances found.
         """
         special = require("scipy.special", "statistics")
-        seeds = seeds or self.seeds
-        if not self.is_testable or seeds < 2:
-            return math.nan
         a, b = self.seed_variance * self.seeds / seeds, self.document_variance
         scales = (math.sqrt(a), seeds - 1), (math.sqrt(b), self.document_freedom)
         error = math.sqrt(a + b)
@@ -152,7 +147,7 @@ class Difference:
 
         It uses the variances of this study, so it is only as exact as an estimate from that many seeds.
         """
-        if not self.is_testable or self.power(level, seeds=MOST_SEEDS) < POWER:
+        if not self.is_testable or self.power(level, MOST_SEEDS) < POWER:
             return None
         return bisect_left(range(MOST_SEEDS), POWER, lo=2, key=lambda seeds: self.power(level, seeds))
 
