@@ -32,7 +32,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -248,28 +247,28 @@ def judge(
     total = float(np.sum(tokens_D))
     mean = {arm: float(np.mean([x.sum() for x in nats[arm].values()])) / total for arm in arms}
     best = min(arms, key=lambda arm: (math.isnan(mean[arm]), mean[arm]), default=None)
-    found: dict[tuple[str, ...], Difference] = {}
-    for one, other in combinations(nats, 2):
-        shared = [seed for seed in nats[one] if seed in nats[other]]
-        if shared:
-            x, y = (np.stack([nats[arm][seed] for seed in shared]) for arm in (one, other))
-            found[one, other] = Difference.between(x, y, tokens_D)
-            found[other, one] = Difference.between(y, x, tokens_D)
-
     missing = [(arm, seed) for arm in nats for seed in seeds if seed not in nats[arm]]
 
-    def p(*pair: str) -> float:
-        return found[pair].p if pair in found and not missing else math.nan
+    def difference(one: str, other: str) -> Difference | None:
+        shared = [seed for seed in nats[one] if seed in nats[other]]
+        if not shared:
+            return None
+        x, y = (np.stack([nats[arm][seed] for seed in shared]) for arm in (one, other))
+        return Difference.between(x, y, tokens_D)
 
-    others = [arm for arm in nats if arm != baseline]
-    p_best = {arm: p(best, arm) for arm in nats if arm != best} if best else {}
+    def p(found: Difference | None) -> float:
+        return found.p if found and not missing else math.nan
+
+    to_baseline = {arm: difference(arm, baseline) for arm in nats if arm != baseline}
+    to_best = {arm: difference(best, arm) for arm in nats if arm != best} if best else {}
+    p_best = {arm: p(found) for arm, found in to_best.items()}
     told = bool(p_best) and all(of <= level for of in p_best.values())  # false for NaN
     return Judgement(
         best=best,
         winner=best if told else None,
-        to_baseline={arm: found[arm, baseline] for arm in others if (arm, baseline) in found},
-        p_to_baseline=dict(zip(others, holm([p(arm, baseline) for arm in others]), strict=True)),
-        to_best={arm: found[best, arm] for arm in nats if (best, arm) in found} if best else {},
+        to_baseline={arm: found for arm, found in to_baseline.items() if found},
+        p_to_baseline=dict(zip(to_baseline, holm([p(found) for found in to_baseline.values()]), strict=True)),
+        to_best={arm: found for arm, found in to_best.items() if found},
         p_to_best=p_best,
         missing=missing,
     )
