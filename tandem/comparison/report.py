@@ -5,7 +5,6 @@ The table has two parts: numbers that are equal in two equal studies, and timing
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -139,7 +138,7 @@ def _by_seed(summary: Summary) -> str:
 
 Axis = Callable[[Point], float]
 Curve = Callable[[Result], list[Point]]
-_of_training: Curve = operator.attrgetter("curve")
+_of_training: Curve = lambda result: result.curve
 AXES: dict[str, tuple[str, Axis]] = {  # by budget unit
     "tokens": ("tokens", lambda point: point.tokens),
     "flops": ("training FLOPs", lambda point: point.flops),
