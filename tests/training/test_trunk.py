@@ -78,6 +78,11 @@ def test_a_branch_is_the_run_that_it_is_alone(train, trunk, steps, common):
     assert again == branch
 
 
+def test_a_plan_tells_the_steps_in_common(trunk, small_corpus):
+    done = tandem("plan", "decoder/tiny", *SMALL, *small_corpus, "budget=11 steps", f"start.trunk={trunk}")
+    assert f"trunk       8 steps in common with {trunk}; the last checkpoint" in done.output, done.output
+
+
 def test_a_trunk_keeps_the_checkpoints_at_which_runs_part(trunk, train):
     assert [step_of(path) for path in standing(trunk / "checkpoints")] == [8, 10, 15, 18]
     assert [step_of(path) for path in standing(train("alone11", 11)[0] / "checkpoints")] == [11]
