@@ -98,7 +98,8 @@ class Transition(Analysis):
             curves["baseline"] = course(phases(RunFolder.open(Path(self.config.baseline)))[1])
             _, spent, reached = curves["baseline"]
             met = flops <= spent[-1]
-            above = smooth >= np.interp(flops, spent, trailing_mean(reached, n))
+            # A mean over more of the baseline than of the run would lag further behind its fall
+            above = smooth >= trailing_mean(np.interp(flops, spent, reached), n)
             since = 1 + np.flatnonzero(above & met).max(initial=-1)
             record["steps_until_below"] = int(since_switch[since]) if met[since:].any() else None
         return record | {"curves": {name: curve.T.tolist() for name, curve in curves.items()}}

@@ -76,6 +76,13 @@ def test_the_baseline_is_met_where_it_has_spent_as_much(tmp_path):
     assert measured(bags, smooth=1, baseline=str(tmp_path / "tokens"))["steps_until_below"] == 50 - 10
 
 
+def test_means_of_the_baseline_reach_no_further_back_than_those_of_the_run(tmp_path):
+    bags = record(tmp_path / "bags", [9, 9, 9, 6.1, 5.1, 4.1, 2.8, 1.8, 0.8], switch=30)
+    record(tmp_path / "tokens", [9, 8, 7, 6, 5, 4, 3, 2, 1])
+    # Behind by 0.1, 0.1, 0.1, 0.1 / 4 and ahead by 0.1 / 5; a mean of 9, 8, 7 and 6 would be above the run's at once
+    assert measured(bags, smooth=6, baseline=str(tmp_path / "tokens"))["steps_until_below"] == 80 - 30
+
+
 def test_what_has_no_switch_says_so(tmp_path):
     with pytest.raises(UserError, match="has one phase so far"):
         measured(record(tmp_path / "tokens", [3, 2]))

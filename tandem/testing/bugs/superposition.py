@@ -94,6 +94,8 @@ BUGS = {
          "since = 1 + np.flatnonzero(above & met).max(initial=-1)", "since = int((~above & met).argmax())"),
         ("the baseline is met after as many records", TRANSITION,
          "np.interp(flops, spent,", "np.interp(np.arange(len(flops)), np.arange(len(spent)),"),
+        ("means of the baseline reach further back", TRANSITION,
+         "trailing_mean(np.interp(flops, spent, reached), n)", "np.interp(flops, spent, trailing_mean(reached, n))"),
         ("a baseline that ended stays level", TRANSITION,
          "met = flops <= spent[-1]", "met = flops > 0"),
         ("means reach back into the bags", TRANSITION,
