@@ -24,9 +24,11 @@ from pydantic import Field
 
 from tandem.analysis.analysis import Analysis
 from tandem.recipe import Settings, UserError, register
-from tandem.training.folder import RunFolder
+from tandem.training.folder import RunFolder, read_part
 from tandem.training.run import Run
 
+BAGS = "bag_nll"
+"""Of steps in bags, their loss."""
 LOAD = "load_max"
 """Of the busiest expert, 1 if it is even."""
 
@@ -57,6 +59,18 @@ def phases(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return [*chain(*before)], last
 
 
+def next_tokens(folder: RunFolder) -> list[dict[str, Any]]:
+    """Records of the steps of a run that asked for next tokens all along.
+
+    Raises: UserError where it is another, whose losses would not compare.
+    """
+    if (name := read_part(folder.recipe)["objective"]["name"]) != "next_token":
+        raise UserError(
+            f"analysis.baseline = {folder.path}: has objective {name}; give a run of next_token, on the same text"
+        )
+    return phases(folder)[1]
+
+
 @register("analysis", "transition")
 class Transition(Analysis):
     """How high the loss jumps where bags become tokens, and how long it takes to recover and to pass a baseline."""
@@ -65,7 +79,7 @@ class Transition(Analysis):
 
     class Config(Settings):
         baseline: str | None = None
-        """Folder of a run that read tokens all along; null: no comparison."""
+        """Folder of a run that asked for next tokens all along; null: no comparison."""
         smooth: int = Field(20, ge=1)
         """Records in a mean; only the loss right after the switch is that of one step."""
 
@@ -77,8 +91,11 @@ class Transition(Analysis):
                 "analyse transition: reads the record of a run; give the folder of one in place of a recipe"
             )
         before, after = phases(self.folder)
-        if not before:
-            raise UserError(f"{self.folder.path}: has one phase so far; give a run that went from bags to tokens")
+        if not before or BAGS not in before[-1]["terms"]:
+            raise UserError(
+                f"{self.folder.path}: no step in bags is recorded before one in tokens; give a run that went from bags "
+                "to tokens, with a log.every no greater than the steps of either"
+            )
         n, curves = self.config.smooth, {"in bags": course(before), "in tokens": course(after)}
         (step, flops, loss), last, first = curves["in tokens"], before[-1], after[0]
         low, smooth = float(curves["in bags"][2, -n:].mean()), trailing_mean(loss, n)
@@ -95,7 +112,7 @@ class Transition(Analysis):
         if LOAD in first["terms"]:
             record |= {f"{LOAD}_before": last["terms"][LOAD], f"{LOAD}_after": first["terms"][LOAD]}
         if self.config.baseline is not None:
-            curves["baseline"] = course(phases(RunFolder.open(Path(self.config.baseline)))[1])
+            curves["baseline"] = course(next_tokens(RunFolder.open(Path(self.config.baseline))))
             _, spent, reached = curves["baseline"]
             met = flops <= spent[-1]
             # A mean over more of the baseline than of the run would lag further behind its fall

@@ -12,15 +12,17 @@ from tandem.recipe import UserError
 from tandem.training.folder import RunFolder
 
 
-def record(folder, losses, switch=None, name="nll", flops=2.0, **terms):
-    """Steps 10, 20, ... of these losses; those up to step `switch` are in bags."""
+def record(folder, losses, switch=None, first="bag_nll", flops=2.0, **terms):
+    """Steps 10, 20, ... of these losses; those up to step `switch` are in bags, or asked for what `first` names."""
     lines = []
     for step, loss in enumerate(losses, 1):
         phase = 0 if switch is None or 10 * step <= switch else switch
+        name = "nll" if phase or switch is None else first
         told = {"terms": {name: loss} | terms, "norm": float(step), "lr": 1.0, "flops": flops * step, "phase": phase}
         lines.append(json.dumps({"kind": "step", "step": 10 * step, **told}) + "\n")
     folder.mkdir()
-    (folder / "recipe.yaml").write_text("network: {}\n")
+    objective = "next_token" if switch is None else "superposition"
+    (folder / "recipe.yaml").write_text(f"objective: {{name: {objective}}}\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
     return RunFolder(folder)
 
@@ -84,8 +86,17 @@ def test_means_of_the_baseline_reach_no_further_back_than_those_of_the_run(tmp_p
 
 
 def test_what_has_no_switch_says_so(tmp_path):
-    with pytest.raises(UserError, match="has one phase so far"):
-        measured(record(tmp_path / "tokens", [3, 2]))
+    for name, given in [
+        ("tokens", {}),
+        ("bags", {"switch": 99}),
+        ("bags_before_the_first_record", {"switch": 9}),
+        ("gaps", {"switch": 10, "first": "nll"}),
+    ]:
+        with pytest.raises(UserError, match="no step in bags is recorded before one in tokens"):
+            measured(record(tmp_path / name, [3, 2], **given))
+    bags = record(tmp_path / "both", [3, 2], switch=10)
+    with pytest.raises(UserError, match=r"baseline = .*both: has objective superposition; give a run of next_token"):
+        measured(bags, baseline=str(bags.path))
     with pytest.raises(UserError, match="no step is recorded"):
         measured(record(tmp_path / "new", [float("nan")]))
     with pytest.raises(UserError, match="give the folder of one"):

@@ -98,6 +98,8 @@ BUGS = {
          "trailing_mean(np.interp(flops, spent, reached), n)", "np.interp(flops, spent, trailing_mean(reached, n))"),
         ("a baseline that ended stays level", TRANSITION,
          "met = flops <= spent[-1]", "met = flops > 0"),
+        ("whatever a run asked for first was bags", TRANSITION,
+         'if not before or BAGS not in before[-1]["terms"]:', "if not before:"),
         ("means reach back into the bags", TRANSITION,
          "trailing_mean(loss, n)\n", "trailing_mean(course([*before, *after])[2], n)[len(before) :]\n"),
     ],
