@@ -8,7 +8,8 @@
 
 rho follows one trajectory and is no Lipschitz constant. If q were one, of the whole map from corrections to
 corrections, the distance left after K passes, |c* - c(K)|, would be at most q^K |c*|, at most q^K / (1 - q) delta_1,
-and at most q / (1 - q) delta_K. The last bound, solved for q, tells how small q can be on this text:
+and at most q / (1 - q) delta_K. The last bound, solved for q, bounds q from below on this text; so does every ratio
+delta_k / delta_(k-1), which can be larger:
 
     q >= left_K / (left_K + delta_K)         the largest of all passes that move anything, and of all batches
 
