@@ -3,10 +3,10 @@
     sentences          1      2      3      4-5    6-7    8-10   11-15  ...      two columns for each doubling
     nats per token     5.1    4.6    4.5    ...
 
-Sentences are those that the run's corpus is configured to have, or the default ones, so any network can be asked: one
-that reads sentence by sentence, whose memory holds so many of them, and a decoder, whose context holds so many tokens.
-Sentence ends are not counted. Only long documents have later sentences, so the columns differ in their documents, too;
-what memory does shows between two networks.
+Sentences are those that the run's corpus is configured to have, or the default ones, so every network that predicts
+whole documents can be asked: one that reads sentence by sentence, whose memory holds so many of them, and a decoder,
+whose context holds so many tokens. Sentence ends are not counted. Only long documents have later sentences, so the
+columns differ in their documents, too; what memory does shows between two networks, of equal `corpus.sentences`.
 
 Source: Thought Gestalt (arXiv 2512.25026) trains on streams of up to 30 sentences at first, and evaluates documents
 whole; the question whether later sentences suffer is ours.
@@ -23,7 +23,7 @@ from pydantic import Field
 
 from tandem.analysis.analysis import Analysis, chosen_documents, jackknife
 from tandem.corpus import sentences_of
-from tandem.recipe import Settings, register
+from tandem.recipe import Settings, UserError, register
 from tandem.training.run import Run
 
 FIRST = np.unique(np.round(2 ** np.arange(0, 40, 0.5)).astype(np.int64))
@@ -32,7 +32,7 @@ FIRST = np.unique(np.round(2 ** np.arange(0, 40, 0.5)).astype(np.int64))
 
 @register("analysis", "sentences")
 class SentenceNumbers(Analysis):
-    """Nats per token by the number of the sentence in its document, for networks of any kind."""
+    """Nats per token by the number of the sentence in its document, for networks that predict whole documents."""
 
     class Config(Settings):
         documents: int | None = Field(None, ge=1)
@@ -42,6 +42,9 @@ class SentenceNumbers(Analysis):
     def measure(self, run: Run) -> dict[str, Any]:
         """By column: documents that have such sentences, their tokens, nats per token and its standard error."""
         network, store, recipe = run.network, run.corpus.validation, run.recipe
+        if network.suffixes_only:
+            told = "documents are predicted from their second token on, and this network writes after contexts"
+            raise UserError(f"analyse sentences: {told}; give a run of another network")
         chosen, sentences = chosen_documents(store, self.config.documents, shortest=2), sentences_of(store)
         place, asked = {i: at for at, i in enumerate(chosen)}, int((store.lengths[chosen] - 1).sum())
         nats_ND, tokens_ND = np.zeros((2, len(FIRST), len(chosen)))

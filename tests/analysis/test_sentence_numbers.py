@@ -92,5 +92,5 @@ def test_a_run_is_asked_in_the_sentences_of_its_corpus(trained):
 
 def test_a_network_that_reads_ahead_says_so():
     network = Case("", EncoderDecoder, EncoderDecoder.tiny()["house"]).build()
-    with pytest.raises(UserError, match="encoder_decoder"):
+    with pytest.raises(UserError, match="this network writes after contexts; give a run of another network"):
         measured(network, GivenTexts([[[1, 2, 3]]], VOCABULARY))
