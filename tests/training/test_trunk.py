@@ -152,6 +152,7 @@ def test_steps_in_common(small_corpus, recipe, options, common):
         ({"schedule.warmup": 3}, 0),
         ({"objective.until": 9}, 6),
         ({"objective.until": 4}, 4),
+        ({"objective.until": 0}, 0),  # no step of it is in bags
     ],
 )
 def test_runs_of_one_length_share_the_steps_before_they_part(small_corpus, trunk, common):
