@@ -7,9 +7,10 @@ one of 2,000 exactly as that one does, and differs only from its own decay on:
     branch    ／￣￣￣￣＼                   900 steps, of which 89 are trained: start.trunk=runs/trunk
 
 A step is a function of the weights and of (seed, step), so a branch ends with the weights, bit for bit, that it would
-have had alone, provided that both are compiled or neither is. So do runs that decay for longer or shorter, or leave
-their bags earlier or later; and a longer run begins where a shorter one began to decay. How many steps two runs have in
-common is found by comparing their phases and rates (`Run.shared`).
+have had alone, provided that both are trained on one kind of device, by as many processes, and both are compiled or
+neither is. So do runs that decay for longer or shorter, or leave their bags earlier or later; and a longer run begins
+where a shorter one began to decay. How many steps two runs have in common is found by comparing their phases and rates
+(`Run.shared`).
 """
 
 from pathlib import Path
@@ -39,7 +40,8 @@ def steps_in_common(run: Run) -> int:
         trunk.require_text(run.corpus.fingerprints)
     except UserError as error:
         raise UserError(f"start.trunk = {error}") from error
-    if lines := trunk.differences(run.recipe.to_yaml(), (*MAY_DIFFER, *OTHERWISE)):
+    may = {*MAY_DIFFER, *OTHERWISE} - {"batch.micro_batches"}  # for these draw the masks, and balance the experts
+    if lines := trunk.differences(run.recipe.to_yaml(), (*may,)):
         told = f"start.trunk = {path}: only {', '.join(OTHERWISE)} may be others there. It differs in"
         raise UserError("\n".join([told, *lines]))
     return min(run.shared(load(str(trunk.recipe)), trunk.steps or 0), run.steps - 1)

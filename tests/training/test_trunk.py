@@ -118,9 +118,11 @@ def test_another_recipe_or_no_run_is_refused(train, trunk, tmp_path):
     _, said = train("other", 11, f"start.trunk={trunk}", "optimiser.lr=2e-2", "seed=5", code=2)
     assert "only budget, schedule, objective.until may be others" in said
     assert "optimiser.lr: 0.01 there, 0.02 asked" in said and "seed: " in said and "keep: " not in said
+    _, said = train("cut", 11, f"start.trunk={trunk}", "batch.micro_batches=2", code=2)  # other masks, other balance
+    assert "batch.micro_batches: 1 there, 2 asked" in said
     _, said = train("nowhere", 11, f"start.trunk={tmp_path / 'none'}", code=2)
     assert "start.trunk = " in said and "no run here" in said
-    assert not any((trunk.parent / name).exists() for name in ("other", "nowhere"))
+    assert not any((trunk.parent / name).exists() for name in ("other", "cut", "nowhere"))
 
 
 @pytest.mark.parametrize(
