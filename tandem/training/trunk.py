@@ -21,7 +21,7 @@ from tandem.training.checkpoint import standing, step_of
 from tandem.training.display import say
 from tandem.training.folder import MAY_DIFFER, RunFolder
 from tandem.training.run import Run
-from tandem.training.sinks import as_line
+from tandem.training.sinks import Record, as_line
 
 OTHERWISE = ("budget", "schedule", "objective.until")
 """Keys in which two runs may differ and still have steps in common, which their phases and rates then tell."""
@@ -74,10 +74,14 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
         return None
 
     def taken_over() -> bytes:
-        """The trunk's record, whose later steps are dropped as for any run that goes on, with this run's length: from
-        there comes the number of its steps where it has no plan."""
-        own = {"steps": run.steps}
-        return b"".join(as_line(record | own if "steps" in record else record) for record in trunk.records())
+        """The trunk's record, whose later steps are dropped as for any run that goes on, with this run's length, from
+        which comes the number of its steps where it has no plan, and the step at which its own phases end."""
+
+        def own(record: Record) -> Record:
+            here = {"steps": run.steps, "note": run.view.at(record["step"] - 1).note}
+            return {key: here.get(key, value) for key, value in record.items()}
+
+        return b"".join(as_line(own(record)) for record in trunk.records())
 
     ranks.first(lambda: replace_file(folder.metrics, taken_over()))
     ranks.first(lambda: folder.executes(trunk=f"{path}, step {step_of(last)}"))

@@ -78,6 +78,17 @@ def test_a_branch_is_the_run_that_it_is_alone(train, trunk, steps, common):
     assert again == branch
 
 
+def test_what_is_taken_over_says_when_the_bags_of_the_branch_end(train):
+    given = ["objective.until=0.4", "evaluation.every=2", "objective.bag=2"]
+    options = {"recipe": "superposition/tiny"}
+    trunk, _ = train("bags", 18, *given, "checkpoint.branches=[11 steps]", **options)
+    branch, said = train("bags11", 11, *given, f"start.trunk={trunk}", **options)
+    assert "of 4 steps in common 4 are taken over" in said
+    records = [RunFolder(run).records() for run in (branch, train("bags11alone", 11, *given, **options)[0])]
+    assert [told(record) for record in records[0]] == [told(record) for record in records[1]]
+    assert {record.get("note") for record in records[0][:6]} == {None, "bags of 2 until step 4"}
+
+
 def test_a_plan_tells_the_steps_in_common(trunk, small_corpus):
     done = tandem("plan", "decoder/tiny", *SMALL, *small_corpus, "budget=11 steps", f"start.trunk={trunk}")
     assert f"trunk       8 steps in common with {trunk}; the last checkpoint" in done.output, done.output

@@ -71,7 +71,7 @@ BUGS = {
         ("the steps taken over leave no record", TRUNK,
          "replace_file(folder.metrics, taken_over())", 'replace_file(folder.metrics, b"")'),
         ("the steps taken over are those of a run as long as the trunk", TRUNK,
-         '{"steps": run.steps}', '{"steps": trunk.steps}'),
+         '"steps": run.steps', '"steps": trunk.steps'),
     ],
     "training/run.py": [
         ("runs part at no switch", TRUNK,
