@@ -13,6 +13,7 @@ where a shorter one began to decay. How many steps two runs have in common is fo
 (`Run.shared`).
 """
 
+import contextlib
 from pathlib import Path
 
 from tandem.disk import replace_file
@@ -49,8 +50,11 @@ def steps_in_common(run: Run) -> int:
 
 def branches(run: Run) -> dict[str, int]:
     """By budget in checkpoint.branches, the step after which a run of that budget parts from this one; those that have
-    nothing in common are left out."""
-    lengths = {text: run.paid(parse_budget(text)) or 0 for text in run.recipe.checkpoint.branches}
+    nothing in common, or not one step, are left out."""
+    lengths = dict.fromkeys(run.recipe.checkpoint.branches, 0)
+    for text in lengths:
+        with contextlib.suppress(UserError):  # for not one step: of no concern to this run, and told to that one
+            lengths[text] = run.paid(parse_budget(text)) or 0
     parting = {text: min(run.shared(run.recipe, steps), steps - 1) for text, steps in lengths.items()}
     return {text: step for text, step in parting.items() if step > 0}
 

@@ -97,7 +97,7 @@ def test_a_plan_tells_the_steps_in_common(trunk, small_corpus):
 def test_a_trunk_keeps_the_checkpoints_at_which_runs_part(trunk, train):
     assert [step_of(path) for path in standing(trunk / "checkpoints")] == [8, 10, 15, 18]
     assert [step_of(path) for path in standing(train("alone11", 11)[0] / "checkpoints")] == [11]
-    _, said = train("told", 18, "checkpoint.branches=[11 steps, 1 steps]", "checkpoint.keep=2")
+    _, said = train("told", 18, "checkpoint.branches=[11 steps, 1 steps, 9 tokens]", "checkpoint.keep=2")
     assert "11 steps, step 8: checkpoints are kept there" in said and "1 steps, step" not in said.replace("11 s", "")
     assert [step_of(path) for path in standing(trunk.parent / "told/checkpoints")] == [8, 15, 18]
     assert "not known before it" in train("timed", 18, "checkpoint.branches=[3 seconds]", code=2)[1]
