@@ -206,8 +206,9 @@ def _announced(run: Run, folder: RunFolder) -> float:
     say(f"{folder.path}, {f'going on at step {step:,}' if step else begun}, seed {run.recipe.seed}", "run")
     how = chosen(run)
     ranks.first(lambda: folder.executes(device=run.device.value.type, precision=how["precision"].partition(" (")[0]))
-    if parts := branches(run):
-        told = "; ".join(f"{budget}, step {step:,}" for budget, step in parts.items())
+    kept = {*map(checkpoint.step_of, checkpoint.standing(folder.checkpoints))}
+    if parts := {budget: at for budget, at in branches(run).items() if at > step or at in kept}:  # else it is too late
+        told = "; ".join(f"{budget}, step {at:,}" for budget, at in parts.items())
         say(f"{told}: checkpoints are kept there, for runs of these budgets (start.trunk={folder.path})", "branches")
     for title, text in (plan["page"] | how).items():  # measured as planned, executed as this process does
         say(text, title)

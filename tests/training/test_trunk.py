@@ -100,6 +100,10 @@ def test_a_trunk_keeps_the_checkpoints_at_which_runs_part(trunk, train):
     _, said = train("told", 18, "checkpoint.branches=[11 steps, 1 steps, 9 tokens]", "checkpoint.keep=2")
     assert "11 steps, step 8: checkpoints are kept there" in said and "1 steps, step" not in said.replace("11 s", "")
     assert [step_of(path) for path in standing(trunk.parent / "told/checkpoints")] == [8, 15, 18]
+    later = "checkpoint.branches=[11 steps, 23 steps]"  # of which the first parts before this run begins
+    _, said = train("begun", 30, later, f"start.trunk={trunk}")
+    assert "branches 23 steps, step 20: checkpoints are kept there" in said
+    assert [step_of(path) for path in standing(trunk.parent / "begun/checkpoints")] == [20, 30]
     assert "not known before it" in train("timed", 18, "checkpoint.branches=[3 seconds]", code=2)[1]
 
 
