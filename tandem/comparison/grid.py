@@ -142,7 +142,7 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
             found = []
             for name, study in grid.cells.items():
                 results = StudyFolder(study, path / name).results()
-                found.append(Cell(grid.sizes[name], str(study.budget), results, study, name in grid.trunks))
+                found.append(Cell(grid.sizes[name], str(study.budget), results, study))
             page, text = write_scaling(found, path)
         say(text)
         say(page, "report")

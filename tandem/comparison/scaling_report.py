@@ -45,8 +45,6 @@ class Cell(NamedTuple):
     budget: str
     results: list[Result]
     study: Study
-    branches: bool = False
-    """Its runs begin with steps of longer ones."""
 
 
 class Run(NamedTuple):
@@ -95,7 +93,7 @@ class Scaling:
         warnings = [f"Missing: {'; '.join(missing)}."] if missing else []
         if broken:
             warnings.append(f"Not finite: the likelihood of {'; '.join(broken)}. The arm is left out there.")
-        if any(cell.branches for cell in cells):
+        if any("trunk" in process for result in results for process in result.environment):
             warnings.append("Runs of equal size, arm, rate and seed share steps (grid.trunk): their losses err alike.")
         laws, lines = _fits(runs, Law.to, _tells_law, level), {}
         for axis, same in AXES.items():

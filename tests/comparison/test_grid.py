@@ -133,7 +133,7 @@ def cells(sizes=(1e6, 3e6, 1e7), budgets=(2e7, 6e7, 2e8), documents=5, tokens=9,
                             paid_per_token=nats + 0.2 * (arm in ends),
                             parameters={"embedding": 10**6, "mlp": int(N)}, tokens=int(D), flops=6 * N * D,
                             nats_per_token=nats, steps=int(D / 1e4), positions=int(D / 2),
-                            training_seconds=D / 1e5, text=text,
+                            training_seconds=D / 1e5, text=text, environment=[{}],
                         )
                     )  # fmt: skip
             found.append(Cell(f"{N:.0e}", f"{D:.0e} tokens", results, STUDIED))
@@ -200,6 +200,14 @@ def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
         ("base", "2e+07 tokens"), ("base", "6e+07 tokens"), ("base", "2e+08 tokens"),
         ("gained <a>", "2e+07 tokens"), ("gained <a>", "2e+08 tokens"),
     }  # fmt: skip
+
+
+def test_runs_are_said_to_share_steps_where_some_have_taken_them_over():
+    """Not where they were to: none has done so whose warm-up is a share."""
+    found = cells(sizes=(1e6,))
+    assert not Scaling.of(found).warnings
+    found[0].results[-1].environment = [{"trunk": "runs/base-1, step 5"}]
+    assert "share steps (grid.trunk)" in Scaling.of(found).warnings[0]
 
 
 @pytest.mark.parametrize("lost", [slice(2, 4), slice(0, 2), slice(0, 4)])  # of an arm, of the baseline, of both
