@@ -80,7 +80,8 @@ class Result:
     note: str
     """Why it is no language model at its end, though scored as one: what it has read instead; empty: it is one."""
     environment: list[dict[str, Any]]
-    """Versions and machine of every process that trained it, oldest first, with the planned device and precision."""
+    """Versions and machine of every process that trained it or steps that it has taken over, oldest first, with the
+    planned device and precision."""
     text: tuple[str, ...] | None = None
     """Fingerprints of the tokens that it was trained and evaluated on; None: its folder does not record them."""
     in_windows: tuple[float, float] | None = None
@@ -216,9 +217,14 @@ def read_result(path: Path, arm: str, seed: int, lr: float, trial: bool) -> Resu
         decoding=Decoding(**told["decoding"]),
         samples=[(prompt, text) for prompt, text in told["samples"]],
         note=told["note"],
-        environment=environment,
+        environment=_with_trunks(environment),
         text=tuple(folder.text[:2]) if folder.text else None,
         in_windows=tuple(told["likelihood"].get("in_windows", {}).values()) or None,
         by_position={int(n): nats for n, nats in told["likelihood"].get("by_position", {}).items() if nats is not None},
         lost=lost_in_words(told["likelihood"]),
     )
+
+
+def _with_trunks(environment: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of a run's processes, each after those of the trunk whose steps it took over."""
+    return [process for own in environment for process in (*_with_trunks(own.get("trunk_environment", ())), own)]

@@ -3,7 +3,8 @@
     runs/sps-7f3c91/
         recipe.yaml          the resolved recipe, every default written out
         plan.json            what it was planned to do, and fingerprints of its text (comparison/pretrain.py)
-        environment.json     one entry for every process that trained here: versions, commit, machine, command
+        environment.json     one entry for every process that trained here: versions, commit, machine, command; where
+                             it took over steps of a trunk, also the entries there
         metrics.jsonl        the record, one JSON object a line; each has a `kind` and the `step` it was made after
         checkpoints/         training/checkpoint.py
         tensorboard/         the same record once more, where log.tensorboard asks for it
@@ -145,7 +146,7 @@ class RunFolder:
             lines += [f"To train its weights otherwise, or longer, start another run from them: start.run={self.path}"]
             raise UserError("\n".join([told, *lines]))
 
-    def executes(self, **how: str) -> None:
+    def executes(self, **how: Any) -> None:
         """Adds to the entry of the environment that this process has written, the last."""
         *before, mine = read_part(self.environment, list)
         replace_file(self.environment, json.dumps([*before, mine | how], indent=1).encode())

@@ -20,7 +20,7 @@ from tandem.disk import replace_file
 from tandem.recipe import UserError, load, parse_budget
 from tandem.training.checkpoint import standing, step_of
 from tandem.training.display import say
-from tandem.training.folder import MAY_DIFFER, RunFolder
+from tandem.training.folder import MAY_DIFFER, RunFolder, read_part
 from tandem.training.run import Run
 from tandem.training.sinks import Record, as_line
 
@@ -88,6 +88,7 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
         return b"".join(as_line(own(record)) for record in trunk.records())
 
     ranks.first(lambda: replace_file(folder.metrics, taken_over()))
-    ranks.first(lambda: folder.executes(trunk=f"{path}, step {step_of(last)}"))
+    told, before = f"{path}, step {step_of(last)}", lambda: read_part(trunk.environment, list)
+    ranks.first(lambda: folder.executes(trunk=told, trunk_environment=before()))
     say(f"{path}: of {common:,} steps in common {step_of(last):,} are taken over", "trunk")
     return last

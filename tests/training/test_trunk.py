@@ -8,6 +8,7 @@ import torch
 from typed import tandem
 
 from tandem.comparison.pretrain import built
+from tandem.comparison.results import read_result
 from tandem.recipe import load
 from tandem.training.checkpoint import latest, restore, standing, step_of
 from tandem.training.folder import RunFolder
@@ -71,6 +72,8 @@ def test_a_branch_is_the_run_that_it_is_alone(train, trunk, steps, common):
     same(branch, alone)
     (entry,) = json.loads((branch / "environment.json").read_text())
     assert entry["trunk"] == f"{trunk}, step {common}"
+    (before,) = json.loads((trunk / "environment.json").read_text())
+    assert read_result(branch, "arm", 0, 1e-2, False).environment == [before, entry]
     # The steps taken over were not trained again: their clocks are the trunk's
     clocks = [[record["seconds"] for record in RunFolder(folder).records("step")] for folder in (branch, trunk)]
     assert clocks[0][:common] == clocks[1][:common] and clocks[0][common] != clocks[1][common]
