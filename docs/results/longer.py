@@ -31,6 +31,7 @@ NAMES = {
     "sps_bags": "SPS after bags of 2",
     "sps_from_token": "SPS, predictions start from their token",
     "sps_from_token_slower": "the same, rate 1e-3",
+    "sps_from_token_text": "SPS, predictions start from their token, 1.73 times the FLOPs: as much text as the decoder",
     "sps_from_token_bags": "SPS, predictions start from their token, after bags of 2",
 }
 DRAWN = ("decoder", "decoder_untied", "bags_of_two", "bags", "context_one", "double_decoder", "sps", "sps_from_token")
