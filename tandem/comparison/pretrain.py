@@ -85,8 +85,9 @@ def plan(recipe: Recipe) -> str:
     speed = run.speed or (run.measure() if seconds_to_measure(run) <= PATIENCE else None)
     lines = [titled(title, text) for title, text in page(run, speed).items()]
     if trunk := recipe.start.trunk:
-        told = f"{steps_in_common(run):,} steps in common with {trunk}; the last checkpoint of these is where it begins"
-        lines.append(titled("trunk", told))
+        common = steps_in_common(run)
+        told = "the run begins at the last checkpoint of these" if common else "all are trained"
+        lines.append(titled("trunk", f"{common:,} steps in common with {trunk}; {told}"))
     values = columns((key, f"{value}  ({origin})") for key, value, origin in recipe.table())
     return "\n".join([*lines, "", values])
 

@@ -93,8 +93,10 @@ def test_what_is_taken_over_says_when_the_bags_of_the_branch_end(train):
 
 
 def test_a_plan_tells_the_steps_in_common(trunk, small_corpus):
-    done = tandem("plan", "decoder/tiny", *SMALL, *small_corpus, "budget=11 steps", f"start.trunk={trunk}")
-    assert f"trunk       8 steps in common with {trunk}; the last checkpoint" in done.output, done.output
+    asked = ["decoder/tiny", *SMALL, *small_corpus, "budget=11 steps", f"start.trunk={trunk}"]
+    for options, told in (([], "8 steps in common"), (["schedule.warmup=3"], "0 steps in common")):
+        done = tandem("plan", *asked, *options)
+        assert f"trunk       {told} with {trunk}; " in done.output, done.output
 
 
 def test_a_trunk_keeps_the_checkpoints_at_which_runs_part(trunk, train):
