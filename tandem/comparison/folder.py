@@ -111,10 +111,8 @@ class StudyFolder:
     def waits_for(self, job: Job) -> Path | None:
         """The run in this study's folder from whose weights or steps it starts, as long as that is not finished."""
         start = self.study.recipes[job.arm].start
-        run = start.run or start.trunk
-        if run is None or run.resolve().parent != self.runs.resolve():
-            return None
-        return None if RunFolder(run).result.exists() else run
+        here = (run for run in (start.run, start.trunk) if run and run.resolve().parent == self.runs.resolve())
+        return next((run for run in here if not RunFolder(run).result.exists()), None)
 
     def result(self, job: Job) -> Result:
         if job not in self._results:
@@ -211,7 +209,7 @@ class StudyFolder:
             if error := self.error(job):
                 lines.append(f"{job.name}: {error['message']}")
             elif run := self.waits_for(job):
-                key = "start.run" if job.arm in self.study.starts else "start.trunk"
+                key = "start.run" if run == self.study.starts.get(job.arm) else "start.trunk"
                 lines.append(f"{job.name}: {key} = {run}: is not finished, or no run of this study")
         return [*lines, *(f"{arm}: no learning rate is chosen, for {why}" for arm, why in self.unchosen().items())]
 

@@ -242,10 +242,12 @@ def test_an_arm_waits_for_the_run_of_its_study_from_which_it_starts(tmp_path, sm
     assert ended.nats.sum() == pytest.approx(began.nats.sum(), rel=1e-4)
 
 
-@pytest.mark.parametrize("key", ["start.run", "start.trunk"])
-def test_an_arm_that_waits_for_a_run_which_no_one_makes_says_so(tmp_path, small_corpus, monkeypatch, key):
+@pytest.mark.parametrize(
+    ("key", "also"), [("start.run", []), ("start.trunk", []), ("start.trunk", ["arms.wide.start.run=elsewhere"])]
+)
+def test_an_arm_that_waits_for_a_run_which_no_one_makes_says_so(tmp_path, small_corpus, monkeypatch, key, also):
     other = tmp_path / "tiny/runs/deep-lr0.004-seed1"
-    study = read(tmp_path, small_corpus, f"arms.wide.{key}={other}")
+    study = read(tmp_path, small_corpus, f"arms.wide.{key}={other}", *also)
     monkeypatch.setattr(runner, "_work", lambda *_: [])
     with pytest.raises(runner.Failed, match=f"wide-seed1: {key} = {other}: is not finished, or no run of this"):
         runner.compare(study, tmp_path / "tiny")
