@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
@@ -56,7 +56,7 @@ LIKELIEST = Sampler(Sampler.Config.model_validate({"temperature": 0.0}))
 REQUEST_ORDER = "prompts by the tokens of their longest continuation, then by their own"
 
 
-class Harness(TemplateLM):
+class Harness(LM):
     """A network as the harness sees it, on the device of its weights.
 
     Args:
@@ -68,25 +68,21 @@ class Harness(TemplateLM):
     def __init__(self, network: Network, tokenizer: Tokenizer, *, rows: int, told: Told = lambda done, total: None):
         super().__init__()
         tokenizer.require_within(network.vocabulary)
-        self.network, self.tandem_tokenizer, self.rows, self.told = network, tokenizer, rows, told
+        self.network, self.tokenizer, self.rows, self.told = network, tokenizer, rows, told
 
-    @property
-    def eot_token_id(self) -> int:
-        return self.tandem_tokenizer.eos
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return self.tandem_tokenizer.encode(string).tolist()
-
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """(log-likelihood, is greedy) of each request's continuation after its context."""
-        return self._loglikelihood_tokens([(request.args, *self._pair(*request.args)) for request in requests])
+        pairs = [self._pair(*request.args) for request in requests]
+        asked = [question(self.network, prompt, tokens) for prompt, tokens in pairs if tokens]
+        found = iter(answers(self.network, asked, rows=self.rows, progress=self.told))
+        return [next(found) if tokens else (0.0, True) for _, tokens in pairs]
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Tokens of both, with those that the network adds, cut where the context ends; its last white space belongs to
         the continuation, as the harness has it for every model. Without a context, the first token is the prompt."""
-        read = self.network.prompt(self.tandem_tokenizer, context + continuation)
+        read = self.network.prompt(self.tokenizer, context + continuation)
         text = [place for place, token in enumerate(read, 1) if token < self.network.vocabulary]
-        given = len(self.tok_encode(context.rstrip()))
+        given = len(self.tokenizer.encode(context.rstrip()))
         cut = text[max(1, given) - 1] if len(text) > given else len(read)
         if given and cut == len(read):
             raise UserError(
@@ -95,18 +91,13 @@ class Harness(TemplateLM):
             )
         return read[:cut], read[cut:]
 
-    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        asked = [question(self.network, prompt, tokens) for _, prompt, tokens in requests if tokens]
-        found: Iterator[tuple[float, bool]] = iter(answers(self.network, asked, rows=self.rows, progress=self.told))
-        return [tuple(next(found)) if tokens else (0.0, True) for _, _, tokens in requests]  # type: ignore[misc]
-
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Log-likelihood of each request's text by the ruler, sentence ends included; that of an empty text is 0."""
         texts = [request.args[0] for request in requests]
         log_likelihoods = np.zeros(len(texts))
         with TemporaryDirectory() as folder:
-            writer = StoreWriter(Path(folder) / "texts", self.tandem_tokenizer)
-            writer.append(*self.tandem_tokenizer.encode_batch(texts))
+            writer = StoreWriter(Path(folder) / "texts", self.tokenizer)
+            writer.append(*self.tokenizer.encode_batch(texts))
             writer.close([])
             segmentation = self.network.segmentation
             store = Store(Path(folder) / "texts", segmentation and segmentation.of_plain_text)
@@ -114,7 +105,7 @@ class Harness(TemplateLM):
         log_likelihoods[found.order] = -found.nats_by_document - found.end_nats_by_document
         return log_likelihoods.tolist()
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """The greedy continuation of each request's context, up to a stop string of its task, which is left out."""
         texts = ["" for _ in requests]
         by_length: dict[int, list[int]] = {}
@@ -140,7 +131,7 @@ class Harness(TemplateLM):
                 f"a task asks for {most} tokens, but this network was trained with {self.network.context} in all; set "
                 "generation_kwargs: {max_gen_toks: ...} in the task file"
             )
-        return self.network.prompt(self.tandem_tokenizer, context)[-room:] or [self.eot_token_id]
+        return self.network.prompt(self.tokenizer, context)[-room:] or [self.tokenizer.eos]
 
     def _write(self, prompts: list[list[int]], stops: list[list[str]], most: int) -> list[str]:
         """The greedy continuation of each prompt, up to the document end or one of its stop strings."""
@@ -148,14 +139,14 @@ class Harness(TemplateLM):
         texts, going = ["" for _ in prompts], set(range(len(prompts)))
         generators = row_generators(0, len(prompts))  # unused at temperature 0
         written = generate(
-            self.network, prompts, generators, sampler=LIKELIEST, max_tokens=most, stop=self.eot_token_id
+            self.network, prompts, generators, sampler=LIKELIEST, max_tokens=most, stop=self.tokenizer.eos
         )
         for row, token in written:
-            if token == self.eot_token_id:
+            if token == self.tokenizer.eos:
                 going.discard(row)
             elif row in going:
                 tokens[row].append(token)
-                texts[row] = self.tandem_tokenizer.decode(tokens[row])
+                texts[row] = self.tokenizer.decode(tokens[row])
                 if any(stop in texts[row] for stop in stops[row]):
                     going.discard(row)
             if not going:
