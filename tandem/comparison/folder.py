@@ -116,7 +116,7 @@ class StudyFolder:
 
     def result(self, job: Job) -> Result:
         if job not in self._results:
-            lr = job.rate or self.study.recipe(job).optimiser.lr
+            lr = job.rate or self.study.recipes[job.arm].optimiser.lr
             self._results[job] = read_result(self.runs / job.name, job.arm, job.seed, lr, job.trial)
         return self._results[job]
 

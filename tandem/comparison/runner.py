@@ -58,9 +58,8 @@ def compare(study: Study, path: Path, processes: int = 1, trunk: Path | None = N
     require("scipy", "statistics")  # for the report; fail before training, not after it
     folder = StudyFolder(study, path, trunk)
     folder.open()
-    for job in folder.jobs():
-        if not folder.settled(job):
-            require_splitter(study.recipe(job))  # before the first of them is trained
+    for arm in dict.fromkeys(job.arm for job in folder.jobs() if not folder.settled(job)):
+        require_splitter(study.recipes[arm])  # before the first of them is trained
     if elsewhere := _work(folder, processes):
         names = ", ".join(job.name for job in elsewhere)
         say(f"{names}: in training by other commands; the last one writes the report", "elsewhere")
