@@ -99,7 +99,6 @@ def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) 
     run = Run(recipe, corpus, steps, ranks, fresh)
     if fresh:
         with ranks.together():
-            run.require_steps()
             steps_in_common(run)
     return run
 

@@ -104,6 +104,8 @@ class Run:
             self.rows.of_run(self.steps).require()
             for phase in self.view.phases:
                 require_divisible(batch.rows, batch.micro_batches, ranks, max(1, batch.rows // phase.view.rows))
+            if fresh and hasattr(self.objective, "require"):  # the recipe may name a step that this run does not reach
+                self.objective.require(self.steps)
         self.schedule = scheduled(recipe, self.view, self.steps)
         self.progress = Progress(steps=self.steps)
 
@@ -181,11 +183,6 @@ class Run:
             middle = (low + high) // 2
             low, high = (middle, high) if price(middle) <= amount else (low, middle)
         return low
-
-    def require_steps(self) -> None:
-        """Raises: UserError where the recipe names a step that the run does not reach."""
-        if hasattr(self.objective, "require"):
-            self.objective.require(self.steps)
 
     def enter(self, step: int) -> None:
         """What happens once, before the first step of a phase."""
