@@ -37,15 +37,15 @@ class BlockConfig(Settings):
 
     width: int = Field(128, ge=1)
     """C, channels of the residual stream."""
-    heads: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1, le=10**9)
     """H, query heads."""
     key_heads: int | None = Field(None, ge=1)
     """G, key and value heads; null: as many as query heads. Must divide `heads`."""
-    head_width: int | None = Field(None, ge=1)
+    head_width: int | None = Field(None, ge=1, le=10**9)
     """D, channels of a head; null: width / heads."""
     mlp: MLPKind = "swiglu"
     """Position-wise network: swiglu, gelu (erf) or gelu_tanh."""
-    mlp_width: int | None = Field(None, ge=1)
+    mlp_width: int | None = Field(None, ge=1, le=10**9)
     """F, inner width; null: 8C/3 rounded up to a multiple of 64 for swiglu, 4C for gelu."""
     moe: MixtureConfig | None = None
     """A mixture of experts in place of the MLP, each expert as wide as the MLP would be; null: the MLP."""
