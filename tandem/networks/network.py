@@ -190,6 +190,8 @@ class Network(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """The units to compile, shard and recompute: `stack`, where a network has one."""
+        if getattr(self, "stack", None) is None:  # an AttributeError would be told as one of `blocks`
+            raise NotImplementedError(f"{type(self).__name__} has no blocks: keep them as `stack`, or define `blocks`")
         return self.stack
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -27,6 +27,11 @@ def test_a_network_without_tiny_settings_is_named(monkeypatch):
         cases()
 
 
+def test_a_network_without_blocks_is_named():
+    with pytest.raises(NotImplementedError, match=r"Mine has no blocks: keep them as `stack`, or define `blocks`"):
+        type("Mine", (Network,), {})(None, vocabulary=5, context=4).compile()
+
+
 class CountsTargetsAlone(NextToken):
     def count(self, network, batch):
         return {"nll": super().count(network, batch)["nll"]}
