@@ -153,8 +153,8 @@ class Run:
         if self.rows.of_run(steps) is not self.rows.of_run(self.steps):
             return 0  # what a step reads depends on the length of the run
         view = Phases(recipe.choice("objective")(recipe.objective).phases(self.rows.of_run(steps), steps))
-        # With how they read: where bags end at once, the phase that begins at 0 is another
-        ours, theirs = ({(phase.first, type(phase.view)) for phase in v.phases} for v in (self.view, view))
+        # With whether they read bags: where these end at once, the phase that begins at 0 is another
+        ours, theirs = ({(phase.first, bool(phase.note)) for phase in v.phases} for v in (self.view, view))
         switches = [first for first, _ in ours ^ theirs]
         most, schedule = min(steps, self.steps, *switches), scheduled(recipe, view, steps)
         return next((step for step in range(most) if schedule(step) != self.schedule(step)), most)

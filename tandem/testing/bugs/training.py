@@ -77,7 +77,7 @@ BUGS = {
         ("runs part at no switch", TRUNK,
          "min(steps, self.steps, *switches)", "min(steps, self.steps)"),
         ("bags and tokens are read alike", TRUNK,
-         "type(phase.view)", "None"),
+         "bool(phase.note)", "None"),
         ("runs part at no rate", TRUNK,
          "if schedule(step) != self.schedule(step)", "if False"),
         ("streams do not grow with the run", TRUNK,
