@@ -86,7 +86,7 @@ class Log:
             return
         self.sinks = [JsonLines(folder.metrics), display or Display()]
         if config.tensorboard:
-            self.sinks.append(TensorBoard(folder.tensorboard, step))
+            self.sinks.append(TensorBoard(folder, step))
         if config.wandb:
             self.sinks.append(WandB(folder, config.wandb))
 

@@ -50,12 +50,18 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Every number of every record as a scalar, `kind/key`; earlier entries for steps after `step` are hidden."""
+    """Every number of every record as a scalar, `kind/key`; earlier entries for steps after `step` are hidden.
 
-    def __init__(self, folder: Path, step: int):
+    What was recorded before it began, such as steps taken over from a trunk, is written as it begins.
+    """
+
+    def __init__(self, folder: RunFolder, step: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+        before = [] if folder.tensorboard.exists() else folder.records()
+        self.writer = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
+        for record in before:
+            self.write(record)
 
     def write(self, record: Record, text: str = "") -> None:
         for key, value in _numbers(record).items():
@@ -71,7 +77,8 @@ class WandB:
 
     The W&B run is found again by an id made from the folder's name and the first process that trained in it, so a copy
     under another name is another run. `wandb.json` in the folder keeps, by kind, the last step that was sent: steps
-    that are repeated after the last checkpoint are not sent twice.
+    that are repeated after the last checkpoint are not sent twice, and what was recorded before but never sent, such as
+    steps taken over from a trunk, is sent first.
 
     A long run does not end because the network connection does: an error of W&B is printed once, on standard error,
     and nothing more is sent. W&B writes late, so of a process that is killed it lacks the last records. The record on
@@ -97,6 +104,8 @@ class WandB:
             **{"dir": str(folder.path), "config": read_part(folder.recipe), "settings": settings},
         )
         self.run.define_metric("*", step_metric="step")  # W&B's own counter would refuse two records of one step
+        for record in folder.records():
+            self.write(record)
 
     def write(self, record: Record, text: str = "") -> None:
         if self.run is not None and record["step"] > self.before.get(record["kind"], -1):

@@ -341,8 +341,10 @@ def test_tensorboard_shows_every_number_and_hides_what_came_after_the_checkpoint
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    with make_log(tmp_path / "mine") as log:  # a record that was made before TensorBoard was asked for
+        log.after_step(replace(STEP, step=1, norm=1 / 4))
     with make_log(tmp_path / "mine", tensorboard=True) as log:
-        for step in (1, 2, 3):
+        for step in (2, 3):
             log.after_step(replace(STEP, step=step, norm=step / 4))
     with RunFolder.start(tmp_path / "mine", "seed: 1\n") as folder:
         log = Log(Log.Config(tensorboard=True), folder, step=2, display=plain()[0])

@@ -47,6 +47,8 @@ def stand_in(monkeypatch):
 
 
 def log_steps(path, steps):
+    if path.exists():  # as a run that goes on at its checkpoint
+        RunFolder(path).truncate_metrics(steps[0] - 1)
     with make_log(path, wandb="towers") as log:
         for step in steps:
             log.after_step(replace(STEP, step=step))
@@ -65,6 +67,16 @@ def test_a_run_that_goes_on_is_the_same_and_sends_no_step_twice(tmp_path, stand_
     sent = [row["step"] for row in module.rows if "step/norm" in row]
     assert sent == [1, 2, 3, 4, 1]
     assert module.rows[0]["step/terms/nll"] == STEP.terms["nll"] and module.rows[0]["step/norm"] == STEP.norm
+
+
+def test_what_was_recorded_before_is_sent_first_and_once(tmp_path, stand_in):
+    with make_log(tmp_path / "branch") as log:  # as a trunk's record is taken over
+        for step in (1, 2):
+            log.after_step(replace(STEP, step=step))
+    module = stand_in()
+    log_steps(tmp_path / "branch", [3, 4])
+    log_steps(tmp_path / "branch", [5])
+    assert [row["step"] for row in module.rows if "step/norm" in row] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("fails_at", ["init", 2])
