@@ -33,6 +33,8 @@ class Analysis:
     """Attribute of a network's class without which there is nothing to analyse; every network has `embed`."""
     trained: ClassVar[bool] = True
     """True if it looks at weights; if not, a recipe will do."""
+    reads_text: ClassVar[bool] = True
+    """False if it looks at the records of a run alone: neither its text nor its network is then opened."""
     numbered: ClassVar[str] = ""
     """What the numbers are that are keys of mappings in its record, for the terminal; "block", say."""
     needs_scipy: ClassVar[bool] = False
@@ -47,7 +49,8 @@ class Analysis:
         self.config = config
 
     def measure(self, run: Run) -> dict[str, Any]:
-        """Numbers by name; a list of rows, each numbers by name, is shown as a table.
+        """Numbers by name; a list of rows, each numbers by name, is shown as a table. Where it does not read the text,
+        `run` is None.
 
         Raises: UserError where the run's text does not suffice.
         """

@@ -25,7 +25,6 @@ from pydantic import Field
 from tandem.analysis.analysis import Analysis
 from tandem.recipe import Settings, UserError, register
 from tandem.training.folder import RunFolder, read_part
-from tandem.training.run import Run
 
 BAGS = "bag_nll"
 """Of steps in bags, their loss."""
@@ -75,7 +74,7 @@ def next_tokens(folder: RunFolder) -> list[dict[str, Any]]:
 class Transition(Analysis):
     """How high the loss jumps where bags become tokens, and how long it takes to recover and to pass a baseline."""
 
-    trained = False
+    trained = reads_text = False
 
     class Config(Settings):
         baseline: str | None = None
@@ -83,13 +82,10 @@ class Transition(Analysis):
         smooth: int = Field(20, ge=1)
         """Records in a mean; only the loss right after the switch is that of one step."""
 
-    def measure(self, run: Run) -> dict[str, Any]:
+    def measure(self, run: object) -> dict[str, Any]:
         """Loss, gradient norm and load on both sides of the switch; steps from there until the loss is as low as before
         it, and until it stays below the baseline's; null: not in this run."""
-        if self.folder is None:
-            raise UserError(
-                "analyse transition: reads the record of a run; give the folder of one in place of a recipe"
-            )
+        assert self.folder is not None
         before, after = phases(self.folder)
         if not before or BAGS not in before[-1]["terms"]:
             raise UserError(
@@ -112,7 +108,14 @@ class Transition(Analysis):
         if LOAD in first["terms"]:
             record |= {f"{LOAD}_before": last["terms"][LOAD], f"{LOAD}_after": first["terms"][LOAD]}
         if self.config.baseline is not None:
-            curves["baseline"] = course(next_tokens(RunFolder.open(Path(self.config.baseline))))
+            baseline = RunFolder.open(Path(self.config.baseline))
+            ours, theirs = self.folder.text, baseline.text
+            if ours and theirs and ours[0] != theirs[0]:
+                raise UserError(
+                    f"analysis.baseline = {baseline.path}: was trained on other tokens than {self.folder.path}, whose "
+                    "losses do not compare; give a run of next_token on the same text, under the same tokenizer"
+                )
+            curves["baseline"] = course(next_tokens(baseline))
             _, spent, reached = curves["baseline"]
             met = flops <= spent[-1]
             # A mean over more of the baseline than of the run would lag further behind its fall

@@ -50,7 +50,7 @@ from tandem.recipe import (
     require,
 )
 from tandem.recipe.catalogue import columns
-from tandem.recipe.document import is_path
+from tandem.recipe.document import is_path, names_recipe
 from tandem.recipe.resolve import saved
 from tandem.training import checkpoint
 from tandem.training.device import Training, choose_device
@@ -228,9 +228,13 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     Raises: UserError for an unknown analysis or option, and where the network does not support the analysis.
     """
     cls = _analysis(name)
-    takes_recipe = not cls.trained and not any(file.is_file() for file in (RunFolder(path).recipe, path / CONFIG))
-    if cls.trained and is_path(str(path)):
-        raise UserError(f"{path}: a recipe; {name} analyses trained weights: give the folder of a run")
+    is_run = any(file.is_file() for file in (RunFolder(path).recipe, path / CONFIG))
+    is_recipe, asks_run = names_recipe(str(path)) and not is_run, cls.trained or not cls.reads_text
+    if is_recipe and asks_run:
+        what = "analyses trained weights" if cls.trained else "reads the record of a run"
+        raise UserError(f"{path}: a recipe; {name} {what}: give the folder of a run")
+    # A path in a folder that is there is meant to be a run, if it is neither
+    takes_recipe = is_recipe or not (is_run or asks_run or path.parent.is_dir())
     if not cls.trained and step is not None:
         raise UserError(f"--step {step}: {name} looks at no trained weights; leave it out")
     overrides = [option for option in options if option.partition(".")[0] in SECTIONS]
@@ -238,18 +242,21 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     config = configure("analysis", name, own)
     if cls.needs_scipy:
         require("scipy", "statistics")
-    if cls.trained:
-        run, folder = open_trained(path, unfinished, step, overrides), path / "analysis"
-    elif takes_recipe:
-        run = built(load(str(path), [*overrides, "budget=1 steps"]), None, ALONE)
-        recipe = path.with_suffix("") if is_path(str(path)) else path
-        folder = Path("analysis") / str(recipe).replace("/", "-")
+    run: Any = None
+    if takes_recipe:
+        recipe = load(str(path), [*overrides, "budget=1 steps"])
+        run = built(recipe, None, ALONE)
+        folder = Path("analysis") / str(path.with_suffix("") if is_path(str(path)) else path).replace("/", "-")
     else:
         here, folder = RunFolder.open(path), path / "analysis"
-        run = built(_recipe(here, overrides), here.steps or 1, ALONE)
-        here.require_text(run.corpus.fingerprints)
-    network = run.recipe.value("network.name")
-    if not getattr(run.recipe.choice("network"), cls.asks, None):
+        recipe = _recipe(here, overrides)
+        if cls.trained:
+            run = open_trained(path, unfinished, step, overrides)
+        elif cls.reads_text:
+            run = built(recipe, here.steps or 1, ALONE)
+            here.require_text(run.corpus.fingerprints)
+    network = recipe.value("network.name")
+    if not getattr(recipe.choice("network"), cls.asks, None):
         able = [other for other, has in registered("network").items() if getattr(has, cls.asks, None)]
         raise UserError(
             f"analyse {name}: it asks a network for `{cls.asks}`, and {network} has none; networks with it: "
@@ -261,7 +268,7 @@ def analyse(name: str, path: Path, options: list[str], unfinished: bool = False,
     with picture(made(folder, "analyses") / f"{name}.png") as axes:  # before it is measured
         used: dict[str, Any] = {"network": network, "options": config.model_dump(mode="json")}
         used |= {"step": run.progress.step} if cls.trained else {}
-        used |= {"note": run.note} if run.note else {}
+        used |= {"note": run.note} if run and run.note else {}
         used |= {"overrides": overrides} if overrides else {}
         with progress_bar(f"analysing {name}", TaskProgressColumn()) as analysis.told:
             record = {"analysis": name, **used, **analysis.measure(run)}

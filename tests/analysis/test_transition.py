@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from typed import tandem
 
@@ -30,7 +31,7 @@ def record(folder, losses, switch=None, first="bag_nll", flops=2.0, **terms):
 def measured(folder, **options):
     analysis = Transition(Transition.Config(**options))
     analysis.folder = folder
-    return analysis.measure(None)  # type: ignore[arg-type]
+    return analysis.measure(None)
 
 
 def test_a_mean_over_the_last_values():
@@ -99,8 +100,6 @@ def test_what_has_no_switch_says_so(tmp_path):
         measured(bags, baseline=str(bags.path))
     with pytest.raises(UserError, match="no step is recorded"):
         measured(record(tmp_path / "new", [float("nan")]))
-    with pytest.raises(UserError, match="give the folder of one"):
-        measured(None)
 
 
 def test_a_run_is_read_and_drawn(tmp_path, small_corpus):
@@ -109,6 +108,9 @@ def test_a_run_is_read_and_drawn(tmp_path, small_corpus):
     for name in ("superposition", "decoder"):
         done = tandem("train", f"{name}/tiny", "--run", name, "--runs", tmp_path, *small, *small_corpus)
         assert done.exit_code == 0, done.output
+    recipe = yaml.safe_load((tmp_path / "superposition/recipe.yaml").read_text())
+    recipe["corpus"]["texts"] = [str(tmp_path / "gone.txt")]  # it reads the records alone
+    (tmp_path / "superposition/recipe.yaml").write_text(yaml.safe_dump(recipe))
     options = ["smooth=2", f"baseline={tmp_path / 'decoder'}"]
     done = tandem("analyse", "transition", tmp_path / "superposition", *options)
     assert done.exit_code == 0, done.output
@@ -129,4 +131,10 @@ def test_a_run_is_read_and_drawn(tmp_path, small_corpus):
     theirs = trailing_mean(np.array(found["curves"]["baseline"])[:, 2], 2)
     assert axes.lines[-1].get_ydata().tolist() == theirs.tolist()
     done = tandem("analyse", "transition", "superposition/tiny")
-    assert done.exit_code == 2 and "give the folder of one" in done.output
+    told = "superposition/tiny: a recipe; transition reads the record of a run: give the folder of a run"
+    assert done.exit_code == 2 and told in done.output
+    plan = json.loads((tmp_path / "decoder/plan.json").read_text())
+    plan["corpus"][0] = "another text"
+    (tmp_path / "decoder/plan.json").write_text(json.dumps(plan))
+    done = tandem("analyse", "transition", tmp_path / "superposition", *options)
+    assert done.exit_code == 2 and "was trained on other tokens than" in done.output
