@@ -128,6 +128,8 @@ def test_a_changed_byte_of_a_store(tmp_path, texts):
 def test_a_run_that_is_not_there(run):
     for command in ("evaluate", "generate"):
         refused(tandem(command, run.parent / "yours"), "no run here", "mine")
+    refused(tandem("analyse", "pointer_chasing", run.parent / "yours"), "no run here", "mine")
+    refused(tandem("analyse", "pointer_chasing", "decoder/tinny"), "no such recipe; did you mean decoder/tiny?")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_a_damaged_record(run, small_corpus):
     [
         ("result.json", "{", "delete it and train the run again"),
         ("plan.json", "{}", "delete it: the run is planned again"),
-        ("environment.json", "", "delete it and result.json beside it"),
+        ("environment.json", "", "delete it and delete result.json beside it"),
         ("recipe.yaml", "", "bring it back from a copy"),
     ],
 )
@@ -326,6 +328,16 @@ def test_a_damaged_part_of_a_run(run, small_corpus, name, content, cure):
     if name != "recipe.yaml":
         (run / name).unlink()
         assert tandem(*again).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("result.json", "train the run again: it goes"), ("environment.json", "delete result.json beside")],
+)
+def test_what_is_missing_need_not_be_deleted(run, name, cure):
+    (run / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: missing; {cure}"):
+        read_result(run, "mine", 1, 1e-3, trial=False)
 
 
 def test_a_run_that_goes_on_tells_how_this_process_executes_it(run, small_corpus, monkeypatch):

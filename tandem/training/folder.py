@@ -20,6 +20,7 @@ An interrupted run leaves a record that may be ahead of its last checkpoint, and
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,10 +49,10 @@ PLACES += ("start.run", "start.trunk")
 CURES = {
     "recipe.yaml": "bring it back from a copy: it says what the rest of this folder is; or give this run another name",
     "plan.json": "delete it: the run is planned again, and only the fingerprints of its text are lost",
-    "environment.json": "delete it and result.json beside it, and train the run again: it goes on from its last "
+    "environment.json": "delete it and delete result.json beside it, and train the run again: it goes on from its last "
     "checkpoint, and only the versions and machines of earlier processes are lost",
     "result.json": "delete it and train the run again: it goes on from its last checkpoint, and nothing is lost",
-    "judged.json": "delete it: the study then no longer tells that seeds were added after a look",
+    "judged.json": "delete it: the study then no longer tells that seeds, rates or arms were added after a look",
     "study.yaml": "delete it if all runs here are of this study: the same command writes it again",
 }
 """By file, what to do where it is missing or damaged; any other is deleted, and made again when it is needed."""
@@ -241,7 +242,8 @@ def read_part(path: Path, kind: type = dict, **keys: Any) -> Any:
 
 
 def damaged(path: Path, how: str = "damaged") -> UserError:
-    return UserError(f"{path}: {how}; {CURES.get(path.name, 'delete it, and start the same command again')}")
+    cure = CURES.get(path.name, "delete it, and start the same command again")
+    return UserError(f"{path}: {how}; {re.sub('^delete it(:|,? and) ', '', cure) if how == 'missing' else cure}")
 
 
 def _restored(record: dict[str, Any], odd: dict[str, str], above: str = "") -> dict[str, Any]:
