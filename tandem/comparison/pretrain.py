@@ -37,7 +37,7 @@ from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
 from tandem.training.run import Run
 from tandem.training.speed import PATIENCE, seconds_to_measure
-from tandem.training.trunk import branched, branches, steps_in_common
+from tandem.training.trunk import branched, branches, steps_in_common, tells_if_dropped
 
 
 def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
@@ -59,7 +59,8 @@ def pretrain(recipe: Recipe, path: str | Path, ranks: Ranks = ALONE) -> dict[str
             run = run or require_samples(planned(folder, recipe, ranks))
             last = ranks.first(lambda: checkpoint.latest(folder.checkpoints)) or branched(run, folder)
             if last is not None:
-                run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, ranks))
+                with tells_if_dropped(last, ranks):
+                    run.progress = Progress(**checkpoint.restore(last, run.network, run.optimiser, ranks))
                 run.progress.steps = run.steps
             result = _trained_and_judged(run, folder)
             if ranks.is_first:

@@ -14,6 +14,7 @@ where a shorter one began to decay. How many steps two runs have in common is fo
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.disk import replace_file
@@ -21,6 +22,7 @@ from tandem.recipe import UserError, load, parse_budget
 from tandem.training.checkpoint import standing, step_of
 from tandem.training.display import say
 from tandem.training.folder import MAY_DIFFER, RunFolder, read_part
+from tandem.training.parallel import Ranks
 from tandem.training.run import Run
 from tandem.training.sinks import Record, as_line
 
@@ -59,6 +61,20 @@ def branches(run: Run) -> dict[str, int]:
     return {text: step for text, step in parting.items() if step > 0}
 
 
+@contextlib.contextmanager
+def tells_if_dropped(last: Path, ranks: Ranks) -> Iterator[None]:
+    """Raises: UserError where the checkpoint `last` is dropped while it is read: the run that it is of trains on."""
+    try:
+        yield
+    except (UserError, OSError):
+        with ranks.together():
+            if ranks.first(last.exists):
+                raise
+            why = "dropped while it was read, for its run trains on"
+            cure = "start the same command again, or once that run is finished; checkpoint.branches there keeps one"
+            raise UserError(f"start.trunk: {last}: {why}; {cure}") from None
+
+
 def branched(run: Run, folder: RunFolder) -> Path | None:
     """The checkpoint of its trunk with which a new run begins, whose record up to there becomes the run's; None where
     it has no trunk, or there is no such checkpoint, and then it says so.
@@ -71,7 +87,9 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
     taken = lambda: next((c for c in reversed(standing(trunk.checkpoints)) if 0 < step_of(c) <= common), None)
     if (last := ranks.first(taken)) is None:
         why = f"{common:,} steps in common, and no checkpoint of them (checkpoint.branches of a trunk keeps one)"
-        if not common:
+        if trunk.steps is None:
+            why = "not trained yet"
+        elif not common:
             needed = "the same schedule.warmup, in steps, and no sentence streams, which go by the length of a run"
             why = f"no steps in common (runs that have some have {needed})"
         say(f"{path}: {why}; all are trained", "trunk")
@@ -89,6 +107,6 @@ def branched(run: Run, folder: RunFolder) -> Path | None:
 
     ranks.first(lambda: replace_file(folder.metrics, taken_over()))
     told, before = f"{path}, step {step_of(last)}", lambda: read_part(trunk.environment, list)
-    ranks.first(lambda: folder.executes(trunk=told, trunk_environment=before()))
+    ranks.first(lambda: folder.executes(trunk=told, trunk_step=step_of(last), trunk_environment=before()))
     say(f"{path}: of {common:,} steps in common {step_of(last):,} are taken over", "trunk")
     return last

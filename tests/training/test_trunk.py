@@ -1,6 +1,7 @@
 """A run that begins with the steps it shares with another is, bit for bit, the run that it is alone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tandem.training.checkpoint import latest, restore, standing, step_of
 from tandem.training.folder import RunFolder
 from tandem.training.observers import CLOCK_KEYS
 from tandem.training.parallel import ALONE
+from tandem.training.trunk import branched
 
 SMALL = ["batch.rows=2", "batch.context=32", "network.depth=1", "network.width=16", "network.heads=2"]
 SMALL += ["sampling.tokens=3", "evaluation.documents=2", "log.every=1", "training.compile=false", "optimiser.lr=1e-2"]
@@ -125,6 +127,25 @@ def test_interrupted_before_it_has_saved_a_branch_begins_again(train, trunk, mon
     same(branch, train("alone11", 11)[0])
 
 
+def test_a_checkpoint_that_its_trunk_drops_meanwhile_is_told(train, trunk, monkeypatch):
+    dropping = Path(shutil.copytree(trunk, trunk.parent / "dropping"))
+
+    def dropped(run, folder):
+        last = branched(run, folder)
+        last.rename(last.with_name(f".{last.name}"))
+        return last
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tandem.comparison.pretrain.branched", dropped)
+        _, said = train("late", 11, f"start.trunk={dropping}", code=2)
+    assert "step-00000008: dropped while it was read, for its run trains on; start the same command again" in said
+    (dropping / "checkpoints/.step-00000008").rename(dropping / "checkpoints/step-00000008")
+    branch, _ = train("late", 11, f"start.trunk={dropping}")
+    same(branch, train("alone11", 11)[0])
+    (dropping / "checkpoints/step-00000008/manifest.json").unlink()  # damaged, and still there
+    assert "this checkpoint is damaged" in train("damaged", 11, f"start.trunk={dropping}", code=2)[1]
+
+
 def test_without_a_checkpoint_in_common_it_says_so_and_trains_all_steps(train, trunk):
     end = train("alone11", 11)[0]  # of which the last is kept
     branch, said = train("all", 13, f"start.trunk={end}")
@@ -132,6 +153,10 @@ def test_without_a_checkpoint_in_common_it_says_so_and_trains_all_steps(train, t
     same(branch, train("alone13", 13)[0])
     _, said = train("warmer", 11, f"start.trunk={end}", "schedule.warmup=3")
     assert "no steps in common (runs that have some have the same schedule.warmup, in steps, and no" in said
+    new = trunk.parent / "new"
+    new.mkdir()
+    shutil.copy(trunk / "recipe.yaml", new)
+    assert f"{new}: not trained yet; all are trained" in train("begun_before_it", 11, f"start.trunk={new}")[1]
 
 
 def test_another_recipe_or_no_run_is_refused(train, trunk, tmp_path):
