@@ -5,7 +5,7 @@
         runs/deep-lr0.002/          a trial        } folders of runs, as `tandem train` makes them
         runs/deep-lr0.002-seed1/    a run          }
         processes/                  by run: its lock, its recipe, what its process printed, why it failed
-        judged.json                 the seeds with which arms were first tested
+        judged.json                 the seeds, rates and arms that were first tested
         results.jsonl               one line a finished run
         table.txt, report.html
 
@@ -186,7 +186,7 @@ class StudyFolder:
         diverged = {(job.arm, job.rate) for job in trials if job.rate and self.settled(job) and not self.finished(job)}
         errors = {job: self.error(job) for job in self.study.runs(self.chosen())}
         ended = {(job.arm, job.seed) for job, error in errors.items() if error and error["diverged"]}
-        judged = read_part(self.judged, seeds=list)["seeds"] if self.judged.exists() else []
+        judged = read_part(self.judged, seeds=list) if self.judged.exists() else {}
         return Summary.of(self.study, self.results(), diverged, ended, judged)
 
     def write(self) -> Path:
@@ -198,7 +198,8 @@ class StudyFolder:
             self.require_same_study()
             summary = self.summary()  # under the lock, or an older report could replace a newer one
             if summary.judgement.is_test and not self.judged.exists():
-                replace_file(self.judged, json.dumps({"seeds": self.study.seeds}).encode())
+                looked = {key: [*getattr(self.study, key)] for key in ("seeds", "rates", "arms")}
+                replace_file(self.judged, json.dumps(looked).encode())
             replace_file(self.path / "results.jsonl", b"".join(as_line(r.as_numbers()) for r in self.results()))
             return write_report(summary, self.path)
 

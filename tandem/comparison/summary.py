@@ -7,7 +7,7 @@ held-out curve, and unknown before the first.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -50,8 +50,8 @@ class Summary:
     """(arm, learning rate) of trials that ended because their loss was not finite: they have no result."""
     ended: Set[tuple[str, int]] = frozenset()
     """(arm, seed) of runs that ended for the same reason."""
-    judged: Sequence[int] = ()
-    """The seeds with which arms of this study were first tested, before these runs or now."""
+    judged: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """The seeds, rates and arms of this study when it was first tested, before these runs or now."""
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Summary:
         results: Sequence[Result],
         diverged: Set[tuple[str, float]] = frozenset(),
         ended: Set[tuple[str, int]] = frozenset(),
-        judged: Sequence[int] = (),
+        judged: Mapping[str, Sequence[Any]] = {},
     ) -> "Summary":
         """Raises: UserError where runs were scored on different documents, or the text changed between them."""
         order = {seed: place for place, seed in enumerate(study.seeds)}
@@ -202,11 +202,10 @@ class Summary:
             if len(tried[key]) > 1:
                 taken = "The learning rates that arms took may depend on it."
                 found.append(f"Trials differ in {key}: {'; '.join(tried[key])}. {taken}")
-        if self.judged and set(self.judged) < set(self.study.seeds):
-            found.append(
-                f"Judged before with seeds {', '.join(map(str, self.judged))}; seeds added after a look name a winner "
-                "more often than the level says: start a new study with none of these seeds."
-            )
+        if added := [key for key, before in self.judged.items() if before and {*before} < {*getattr(self.study, key)}]:
+            there = (f"{key} {', '.join(map(str, self.judged[key]))}" for key in dict.fromkeys(["seeds", *added]))
+            told = f"Judged before with {' and '.join(there)}; {' and '.join(added)} added after a look name a winner"
+            found.append(f"{told} more often than the level says: start a new study with none of these seeds.")
         found += _of_starts(self.study)
         if any(entry.get("dirty") for result in self.flat for entry in result.environment):
             found.append("Some runs were made with uncommitted code (a dirty tree).")

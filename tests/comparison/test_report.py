@@ -220,7 +220,8 @@ def test_warnings(make_study, run):
     ).warnings
     assert lossy == "Bits per byte count text as predicted that is not read: 29.2% unknown to the tokenizer."
     judged = {
-        seeds: Summary.of(make_study(), everything(run), judged=seeds).warnings for seeds in ((), (3, 1), (1, 2, 3))
+        seeds: Summary.of(make_study(), everything(run), judged={"seeds": seeds}).warnings
+        for seeds in ((), (3, 1), (1, 2, 3))
     }
     assert judged.pop((3, 1)) == [
         "Judged before with seeds 3, 1; seeds added after a look name a winner more often than the level says: start a "

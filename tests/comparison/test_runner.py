@@ -24,6 +24,7 @@ from tandem import cli
 from tandem.comparison import runner
 from tandem.comparison.folder import StudyFolder
 from tandem.comparison.study import Job
+from tandem.comparison.summary import Summary
 from tandem.comparison.trained import open_trained
 from tandem.evaluation.likelihood import documents_to_score
 from tandem.recipe import UserError
@@ -297,7 +298,7 @@ def test_a_run_whose_loss_was_not_finite_is_known_to_the_report(tmp_path, small_
     assert folder.summary().ended == {("wide", 1)}
 
 
-def test_seeds_added_after_a_look_are_told(tmp_path, small_corpus, run, monkeypatch):
+def test_what_was_added_after_a_look_is_told(tmp_path, small_corpus, run, monkeypatch):
     drawn = {"deep": "decoder", "wide": "sps", "third": "memory <2x>"}
 
     def page(seeds: list[int], *arms: str) -> str:
@@ -308,9 +309,18 @@ def test_seeds_added_after_a_look_are_told(tmp_path, small_corpus, run, monkeypa
         monkeypatch.setattr(folder, "results", lambda: results)
         return folder.write().read_text()
 
-    told = "Judged before with seeds 1, 2; seeds added after a look"
-    assert told not in page([1]) + page([1, 2]) + page([1, 2], "third")  # with one seed nothing is tested
-    assert told in page([1, 2, 3], "third") and told in page([1, 2, 3, 4], "third")
+    assert "Judged before" not in page([1]) + page([1, 2])  # with one seed nothing is tested
+    told = "Judged before with seeds 1, 2 and arms deep, wide; {} added after a look"
+    assert told.format("arms") in page([1, 2], "third")
+    both = told.format("seeds and arms")
+    assert both in page([1, 2, 3], "third") and both in page([1, 2, 3, 4], "third")
+
+
+def test_rates_added_after_a_look_are_told(make_study, run):
+    looked = {"seeds": [1, 2], "rates": [1e-3, 2e-3], "arms": ["decoder", "sps", "memory <2x>"]}
+    study = make_study(rates=[1e-3, 2e-3, 4e-3], seeds=[1, 2])
+    told = "Judged before with seeds 1, 2 and rates 0.001, 0.002; rates added after a look name a winner more often"
+    assert any(warning.startswith(told) for warning in Summary.of(study, [run("sps", 1)], judged=looked).warnings)
 
 
 def test_a_splitter_that_is_missing_is_told_before_the_first_run(tmp_path, small_corpus, monkeypatch):
