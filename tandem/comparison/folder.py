@@ -42,10 +42,10 @@ GROWING = ("seeds", "rates", "targets")
 class StudyFolder:
     """What a study has done so far, read from its folder."""
 
-    def __init__(self, study: Study, path: Path, trunk: Path | None = None):
-        """`trunk`: the folder of the same study at another budget."""
+    def __init__(self, study: Study, path: Path, trunk: "StudyFolder | None" = None):
+        """`trunk`: the same study at a longer budget."""
         self.study, self.path, self.runs, self.processes = study, path, path / "runs", path / "processes"
-        self.trunk = StudyFolder(study, trunk) if trunk else None
+        self.trunk = trunk
         self.judged = path / "judged.json"
         self._results: dict[Job, Result] = {}
 
@@ -163,7 +163,8 @@ class StudyFolder:
         took: dict[str, list[float]] = {arm: [] for arm in self.study.layers}
         for job in filter(self.finished, self.jobs()):
             result = self.result(job)
-            took[job.arm].append((result.training_seconds + result.evaluation_seconds) / self.study.part(job))
+            trained = result.training_seconds * (1 - self.taken_over(job))
+            took[job.arm].append((trained + result.evaluation_seconds) / self.study.part(job))
         known = [seconds for arm in took.values() for seconds in arm]
         if not known:
             return None
@@ -171,7 +172,15 @@ class StudyFolder:
         settled = Counter((job.arm, job.trial) for job in self.jobs() if self.settled(job))
         planned = (False, len(self.study.seeds), 1.0), (True, len(self.study.rates), self.study.keys.trial_share)
         left = sum(mean[arm] * part * (n - settled[arm, trial]) for arm in mean for trial, n, part in planned)
-        return left - sum(mean[job.arm] * self.study.part(job) * share for job, share in begun.items())
+        own = {job: (share - (taken := self.taken_over(job))) / (1 - taken) for job, share in begun.items()}
+        return left - sum(mean[job.arm] * self.study.part(job) * share for job, share in own.items())
+
+    def taken_over(self, job: Job) -> float:
+        """The fraction of a run's steps that it took over from its trunk."""
+        folder = RunFolder(self.runs / job.name)
+        entries = read_part(folder.environment, list) if folder.environment.exists() else []
+        step = max((entry.get("trunk_step", 0) for entry in entries), default=0)
+        return step / folder.steps if step and folder.steps else 0.0
 
     def jobs(self) -> list[Job]:
         """All jobs known so far, in the order in which they run."""
@@ -250,6 +259,12 @@ class StudyFolder:
         recipe = self.study.recipes[arm]
         try:
             run = Run(recipe, prepared(recipe))
+            taken = run.flops(self._shared(run))
         except UserError as error:
             return str(error)
-        return f"{run.flops(run.steps):.3g} FLOP"
+        return f"{run.flops(run.steps) - taken:.3g} FLOP{' beyond those of its trunk' if taken else ''}"
+
+    def _shared(self, run: Run) -> int:
+        """The first steps of a run that are its trunk's."""
+        trunk = self.trunk and run.paid(self.trunk.study.budget)
+        return min(run.shared(run.recipe, trunk), run.steps - 1) if trunk else 0

@@ -133,8 +133,7 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
     failed = []
     for name, study in sorted(grid.cells.items(), key=lambda cell: cell[0] in grid.trunks):  # trunks first
         try:
-            trunk = path / grid.trunks[name] if name in grid.trunks else None
-            runner.compare(study, path / name, processes, trunk)
+            runner.compare(study, path / name, processes, _folder(grid, name, path).trunk)
         except runner.Failed as error:
             failed.append(f"{name}: {error}" if name else str(error))
     if grid.sizes:
@@ -152,8 +151,13 @@ def compare(grid: Grid, path: Path, processes: int = 1) -> None:
 
 def status(grid: Grid, path: Path) -> str:
     """What is done and missing in every cell."""
-    told = {name: StudyFolder(study, path / name).status() for name, study in grid.cells.items()}
+    told = {name: _folder(grid, name, path).status() for name in grid.cells}
     return "\n\n".join(f"{name}\n{text}" if name else text for name, text in told.items())
+
+
+def _folder(grid: Grid, name: str, path: Path) -> StudyFolder:
+    trunk = grid.trunks.get(name)
+    return StudyFolder(grid.cells[name], path / name, _folder(grid, trunk, path) if trunk else None)
 
 
 def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:

@@ -48,10 +48,10 @@ class Failed(UserError):
     """Some runs of a study have failed; all else is done."""
 
 
-def compare(study: Study, path: Path, processes: int = 1, trunk: Path | None = None) -> None:
+def compare(study: Study, path: Path, processes: int = 1, trunk: StudyFolder | None = None) -> None:
     """Runs what `study` lacks in the folder `path`, `processes` runs at a time; writes its report and shows its table.
 
-    `trunk`: the folder of the same study at another budget; runs begin with the steps that they share with those there.
+    `trunk`: the same study at a longer budget; runs begin with the steps that they share with those there.
 
     Raises: UserError where the folder holds another study; Failed, after all else is done; Stopped.
     """

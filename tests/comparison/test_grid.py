@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -318,6 +319,14 @@ grid:
   sizes: {small: {overrides: {network.width: 32, schedule.warmup: 1}}}
   budgets: [256 tokens, 576 tokens]
 """
+
+
+def test_runs_with_a_trunk_cost_what_it_does_not_train(tmp_path, small_corpus):
+    path = write(tmp_path, small_corpus, GRID[: GRID.index("grid:")] + TRUNK)
+    done = tandem("compare", path, "--studies", tmp_path, "--list")
+    assert done.exit_code == 0, done.output
+    (one, beyond), (nine, all_of_it) = re.findall(r"deep (\S+) FLOP( beyond those of its trunk)?", done.stdout)
+    assert beyond and not all_of_it and 9 * float(one) == pytest.approx(float(nine), rel=0.01)  # one step of four
 
 
 @pytest.mark.slow

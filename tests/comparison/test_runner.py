@@ -350,6 +350,13 @@ def test_trials_count_for_their_part_of_a_run_in_what_is_left(tmp_path, small_co
     monkeypatch.setattr(folder, "result", lambda job: told)
     assert folder.seconds_left({}) == 40 * 2 * 2.5 - 10  # a run takes 40 s, and an arm 2 runs and 2 quarters
     assert folder.seconds_left({study.trials()[1]: 0.5}) == 190 - 5
+    for job, step in ((first, 3), (study.trials()[1], 2)):  # of 6 steps, the others are their trunks'
+        run = folder.runs / job.name
+        run.mkdir()
+        (run / "plan.json").write_text('{"steps": 6}')
+        (run / "environment.json").write_text(json.dumps([{"trunk_step": step}, {}]))
+    assert folder.seconds_left({}) == (9 / 2 + 1) * 4 * 2 * 2.5 - 5.5
+    assert folder.seconds_left({study.trials()[1]: 4 / 6}) == 104.5 - 5.5 / 2
     monkeypatch.setattr(folder, "finished", lambda job: False)
     assert "8 of 8 runs, 30 steps each, trials 25% of it" in folder.status()
 
