@@ -206,14 +206,16 @@ def windows(store: Store, context: int, documents: Iterable[int] | None = None) 
 
 def placed_windows(windows: Iterable[Window], context: int, rows: int) -> Iterator[list[tuple[int, int, Window]]]:
     """Yields, for each batch, its windows with their places: (row, column, window)."""
-    placed, used = [], np.zeros(rows, int)
+    placed, used = [], []
     for window in windows:
         length = window[2] - window[1]
-        row = int(np.argmax(used + length <= context))
-        if used[row] + length > context:
+        row = next((row for row, held in enumerate(used) if held + length <= context), len(used))
+        if row == rows:
             yield placed
-            placed, used, row = [], np.zeros(rows, int), 0
-        placed.append((row, int(used[row]), window))
+            placed, used, row = [], [], 0
+        if row == len(used):
+            used.append(0)
+        placed.append((row, used[row], window))
         used[row] += length
     if placed:
         yield placed

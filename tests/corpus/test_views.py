@@ -59,7 +59,7 @@ def test_a_batch_is_the_same_however_it_is_reached(store_of):
 
 
 @pytest.mark.parametrize("context", [1, 2, 7, 8, 64])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 1 << 62])
 def test_every_token_but_the_first_is_asked_once_with_its_context(store_of, context, rows):
     store = store_of(LENGTHS)
     asked = Counter()
