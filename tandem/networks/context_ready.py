@@ -128,7 +128,7 @@ class ContextReady(Network):
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.wrapped.routings = []  # recomputing the previous corrections has reported them again
         e = self.wrapped.placed(x, batch)
-        K = None if self.config.unroll == "bptt" else self._drawn(batch.key)
+        K = self._drawn(batch.key)
         z = self._walk(e, batch) if K is None else self._pass(e, batch, K)
         return self.touched(self.wrapped.norm(z), [self.correction] if K == 1 else []), self.wrapped.extra(batch)
 
@@ -141,9 +141,11 @@ class ContextReady(Network):
         self.wrapped.routings = []  # no loss asks for them, and they would keep the whole graph
         return self.wrapped.norm(z)
 
-    def _drawn(self, key: int | None) -> int:
-        """K of the step of this key."""
+    def _drawn(self, key: int | None) -> int | None:
+        """K of the step of this key; None: it goes position by position."""
         c = self.config
+        if c.unroll == "bptt":
+            return None
         if c.passes_min is None or key is None:
             return c.passes
         return int(torch.randint(c.passes_min, c.passes + 1, (), generator=torch.Generator().manual_seed(key)))

@@ -273,6 +273,11 @@ def test_passes_are_drawn_uniformly_by_the_step_alone():
     assert network._drawn(None) == 5  # evaluation draws nothing
 
 
+def test_position_by_position_no_passes_are_drawn():
+    network = build(unroll="bptt", passes=1, passes_min=2)
+    assert network.cost_of(7).training(16) == network.cost().training(16)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
