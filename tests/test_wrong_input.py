@@ -61,7 +61,6 @@ def refused(done, *words):
         (["network.key_heads=3"], ["key_heads 3 does not divide heads 2"]),
         (["network.head_width=9e18"], ["network.head_width = 9000000000000000000", "<= 1000000000"]),
         (["network.mlp_width=9e18", "network.heads=4e18"], ["network.mlp_width = 9", "network.heads = 4"]),
-        (["evaluation.rows=9e18"], ["evaluation.rows = 9000000000000000000", "<= 1000000"]),
         (["network.mlp=swish"], ["network.mlp", "swiglu, gelu, gelu_tanh"]),
         (["budget=1 tokens"], ["one step alone takes"]),
         (["optimiser.betas=[0.9, 1.5]"], ["optimiser.betas.1 = 1.5", "< 1"]),

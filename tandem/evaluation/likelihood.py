@@ -60,7 +60,7 @@ class Evaluation:
         """Documents scored at the end of training; null: all."""
         prefix: bool = False
         """Score only what follows a break point in each document (prefix LM)."""
-        rows: int = Field(16, ge=1, le=10**6)
+        rows: int = Field(16, ge=1)
         """Rows scored at a time, for speed and memory; scores move by rounding, or within a network's own tolerance."""
         texts: dict[str, str | list[str]] = {}
         """Further texts scored at the end, by name: paths as in corpus.texts; read with the run's tokenizer."""
