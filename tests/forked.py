@@ -15,14 +15,16 @@ from tandem import cli
 
 ROOT = Path(__file__).parents[1]
 CHECKPOINTS = ["torch.distributed.checkpoint", "torch.distributed.fsdp"]
-COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.networks", "tandem.objectives"]
+COMMANDS = ["tandem.cli", "tandem.comparison.pretrain", "tandem.training.stored"]
+NAMED = ["tandem.networks", "tandem.objectives", "tandem.analysis"]
+COMPILER = ["torch._dynamo"]  # which every optimiser imports
 
 
 def forked(log: Path, target: Callable, *arguments, env: Mapping[str, object] | None = None) -> BaseProcess:
     """A process that runs `target(*arguments)` on one thread; its output goes to `log`."""
     os.environ["PYTHONPATH"] = str(ROOT)  # read by the server, which imports before it gets sys.path
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*CHECKPOINTS, *COMMANDS])
+    context.set_forkserver_preload([*CHECKPOINTS, *COMMANDS, *NAMED, *COMPILER])
     given = {key: str(value) for key, value in (env or {}).items()}
     process = context.Process(target=_begin, args=(given, log, target, arguments), daemon=True)
     process.start()
