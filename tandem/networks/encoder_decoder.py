@@ -128,13 +128,14 @@ class EncoderDecoder(Network):
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Hidden states (B, T, C) where tokens are generated, 0 in the context."""
         d, flat = self.divide(batch), x.flatten(0, 1)
+        row = flat[None]  # what is picked from it is no view, for which the first block would be traced again
         generated = d.generated.to(x.device)
-        y, places = flat[generated], d.generated_places
+        y, places = row[:, generated], d.generated_places
         if not self.config.encoder_layers:
             reader = Reader(self.rotation(places, x), d.own)
         else:
             turned = self.rotation(d.context_places, x)
-            latents = self.encode(flat[d.context.to(x.device)][None], turned, d.read)
+            latents = self.encode(row[:, d.context.to(x.device)], turned, d.read)
             if self.first is not None or self.config.decoder_positions == "offset":
                 prompted = self.prompted(batch).flatten()[d.generated]
                 if self.first is not None:
@@ -143,7 +144,7 @@ class EncoderDecoder(Network):
                 if self.config.decoder_positions == "offset":
                     places = places + prompted * (d.cross.hi - d.cross.lo)[0]
             reader = Reader(self.rotation(places, x), d.own, latents, turned, d.cross)
-        hidden = self.decode(y[None], reader)[0].to(flat.dtype)
+        hidden = self.decode(y, reader)[0].to(flat.dtype)
         return torch.zeros_like(flat).index_copy(0, generated, hidden).view_as(x), self.extra(batch)
 
     def divide(self, batch: Batch) -> "Division":

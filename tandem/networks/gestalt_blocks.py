@@ -34,7 +34,7 @@ class Memory(Reader, Protocol):
     """A reader that also reads thoughts from memory."""
 
     filled: Tensor
-    """(P, 1) bool: positions of sentences that have a memory."""
+    """(P,) bool: positions of sentences that have a memory."""
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
         """What the queries (1, H, P, D) of a layer read of the thoughts, of the same shape; 0 where there are none."""
@@ -82,7 +82,7 @@ class MemoryRead(nn.Module):
     def increment(self, y: Tensor, filled: Tensor, drop: float = 0.0) -> Tensor:
         """What y (1, H, P, D), read from memory, adds to x; exactly 0, bias included, where memory is empty."""
         read = self.gate(self.output(y.transpose(1, 2).flatten(-2)))
-        return dropped(read.masked_fill(~filled, 0.0), drop)
+        return dropped(read.masked_fill(~filled[:, None], 0.0), drop)
 
     def forward(self, x: Tensor, layer: int, reader: Memory, drop: float) -> Tensor:
         return self.increment(reader.remember(layer, self.ask(x)), reader.filled, drop)

@@ -47,15 +47,16 @@ class Rectangle:
         own = x[0, :, : len(self.cell)].transpose(0, 1)
         return _laid(own, self.cell, self.rows * self.columns).unflatten(0, (self.rows, -1)).transpose(1, 2)
 
-    def pick(self, y: Tensor) -> Tensor:
-        """The rectangle (R, H, L, D) to (1, H, P, D)."""
-        picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell)  # type: ignore[assignment]
+    def pick(self, y: Tensor, positions: int) -> Tensor:
+        """The rectangle (R, H, L, D) to (1, H, positions, D), 0 after the first P."""
+        picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell, positions)  # type: ignore[assignment]
         return picked.transpose(0, 1)[None]
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, way: tuple[Span, Plan], dropout: float = 0.0) -> Tensor:
-        """What queries (1, H, P, D) read of their rows' keys and values (R, H, N, D), in a `planned` way."""
+        """What queries (1, H, P, D) read of their rows' keys and values (R, H, N, D), in a `planned` way; there may be
+        more queries than P, which read nothing."""
         span, plan = way
-        return self.pick(attend(self.lay(q), [Source(k, v, span)], plan=plan, dropout=dropout))
+        return self.pick(attend(self.lay(q), [Source(k, v, span)], plan=plan, dropout=dropout), q.shape[2])
 
 
 @dataclass(eq=False)
@@ -63,7 +64,7 @@ class Rows(Rectangle):
     """The rectangle of some sentences, and what each position is and each row reads.
 
     places: (P,) positions in the sentence.
-    filled: (R,) thoughts that each row reads, on the host; `remembers` (P, 1): whether there are any.
+    filled: (R,) thoughts that each row reads, on the host; `remembers` (P,): whether there are any.
     windows: (R, F) which of all thoughts those are, oldest first; in a row with fewer, the last columns mean nothing.
     """
 
@@ -103,18 +104,20 @@ def planned(span: Span, keys: int, device: torch.device) -> tuple[Span, Plan]:
 
 
 class _Pick(torch.autograd.Function):
-    """The inverse of _laid; the backward of index_select would add rows up one by one."""
+    """The inverse of _laid, then zeros up to `length`; the backward of index_select would add rows up one by one."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, y: Tensor, index: Tensor, length: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(index)
-        ctx.cells = len(y)
-        return y.index_select(0, index)
+        ctx.cells, picked = len(y), y.new_empty(length, *y.shape[1:])
+        torch.index_select(y, 0, index, out=picked[: len(index)])
+        picked[len(index) :] = 0
+        return picked
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         (index,) = ctx.saved_tensors
-        return _laid(grad, index, ctx.cells), None
+        return _laid(grad[: len(index)], index, ctx.cells), None, None
 
 
 def _laid(x: Tensor, index: Tensor, cells: int) -> Tensor:
@@ -221,7 +224,7 @@ class Layout:
             self._tensor(np.concatenate(cells)),
             self._tensor(np.concatenate(places)),
             held,
-            self._tensor(np.repeat([self.filled(t) > 0 for t in group], sizes)[:, None]),
+            self._tensor(np.repeat([self.filled(t) > 0 for t in group], sizes)),
             self._tensor(self._windows(group)),
         )
 
@@ -274,8 +277,8 @@ class PackedReader:
     """Reads own positions and thoughts of the rows of a step or a chunk; the result for `more` positions is 0."""
 
     def __init__(self, rows: Rows, rotation: Rotation | None, dropout: float, more: int = 0):
-        self.rows, self.dropout, self.more = rows, dropout, more
-        self.filled = F.pad(rows.remembers, (0, 0, 0, more))
+        self.rows, self.dropout = rows, dropout
+        self.filled = F.pad(rows.remembers, (0, more))
         self.rotation = copy.copy(rotation)
         if self.rotation is not None:
             r, places = self.rotation, F.pad(rows.places, (0, more))
@@ -284,16 +287,13 @@ class PackedReader:
         """By layer: projected thoughts (R, F, 2C), and what their ranks add to keys, (M, C)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self._read(q, self.rows.lay(k), self.rows.lay(v), self.rows.own())
+        return self.rows.read(q, self.rows.lay(k), self.rows.lay(v), self.rows.own(), self.dropout)
 
     def remember(self, layer: int, q: Tensor) -> Tensor:
-        if layer not in self.thoughts:
-            return torch.zeros_like(q) + q[:, :, :0].sum()  # an empty sum: q gets a gradient of zero
-        return self._read(q, *keys_and_values(*self.thoughts[layer], heads=q.shape[1]), self.rows.thoughts())
-
-    def _read(self, q: Tensor, k: Tensor, v: Tensor, way: tuple[Span, Plan]) -> Tensor:
-        read = self.rows.read(q, k, v, way, self.dropout)
-        return F.pad(read, (0, 0, 0, self.more)) if self.more else read
+        if layer not in self.thoughts:  # an empty sum: q gets a gradient of zero; laid out as where there are thoughts
+            return (torch.zeros_like(q[0].transpose(0, 1)) + q[:, :, :0].sum()).transpose(0, 1)[None]
+        k, v = keys_and_values(*self.thoughts[layer], heads=q.shape[1])
+        return self.rows.read(q, k, v, self.rows.thoughts(), self.dropout)
 
 
 def keys_and_values(projected: Tensor, ranks: Tensor, heads: int) -> tuple[Tensor, Tensor]:

@@ -162,7 +162,7 @@ class Reading:
     def _blocks(self, layers: range, x: Tensor, reader: PackedReader) -> Tensor:
         """x (P, C) through some blocks."""
         P = len(x)
-        x = F.pad(x, (0, 0, 0, len(reader.filled) - P))[None]
+        x = F.pad(x[None], (0, 0, 0, len(reader.filled) - P))  # not a view, which the first block would be traced for
         for layer in layers:
             x = self.network.stack[layer](x, reader, drop=self.residual)
         return x[0, :P]

@@ -218,7 +218,7 @@ class SessionReader:
         self.places = sent(places, self.device)
         self.rotation = network.rotation(self.places, network.table.weight)
         known = np.zeros_like(rows) if c.in_context else session.known[rows]
-        self.filled = sent(np.repeat(known > 0, lengths)[:, None], self.device)
+        self.filled = sent(np.repeat(known > 0, lengths), self.device)
         cell = np.repeat(np.arange(R), lengths) * L + ranges(np.zeros_like(lengths), lengths)
         self.rect = Rectangle(R, L, sent(cell, self.device))
         reads = before[:, None] + np.minimum(np.arange(L) + 1, lengths[:, None])

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -376,8 +377,20 @@ def test_an_empty_memory_adds_exactly_nothing():
         type(block).finish = finish
     increment, filled = seen[-1]  # the chunk of a later block, all sentences side by side
     assert filled.any() and not filled.all()
-    assert not increment[0][~filled[:, 0]].any()
-    assert increment[0][filled[:, 0]].abs().amin(-1).min() > 0
+    assert not increment[0][~filled].any()
+    assert increment[0][filled].abs().amin(-1).min() > 0
+
+
+def test_each_part_of_its_blocks_is_compiled_once():
+    """Whatever the lengths of sentences, whether rows are filled up, and where memory is empty."""
+    torch._dynamo.reset()
+    network, counter = build().bfloat16(), CompileCounter()
+    network.compile(counter)
+    for lengths in ([[7], [7]], RAGGED, [[6, 4, 2], [7]]):
+        batch = streams(lengths)
+        hidden, _ = network(network.embed(batch.tokens), batch)
+        network.nll(hidden, batch.targets)[0].backward()
+    assert counter.frame_count == 4, "parts: two of each kind of block"
 
 
 def test_both_attentions_side_by_side_are_self_attention_where_memory_is_empty():
