@@ -72,9 +72,9 @@ class Use:
         self.queries: dict[int, np.ndarray] = {}
 
     def __call__(self, layer: int, memory: MemoryRead, x: Tensor, reader: PackedReader) -> None:
-        q, filled = memory.ask(x), reader.filled[:, 0]
+        q = memory.ask(x)
         increment = memory.increment(reader.remember(layer, q), reader.filled)
-        self.increments.add(layer, (increment.norm(dim=-1) / x.norm(dim=-1))[0, filled])
+        self.increments.add(layer, (increment.norm(dim=-1) / x.norm(dim=-1))[0, reader.filled])
         attention, known = self.attention(layer, q, reader), reader.rows.filled
         mass = self.mass.setdefault(layer, np.zeros(self.slots))
         queries = self.queries.setdefault(layer, np.zeros(self.slots))
