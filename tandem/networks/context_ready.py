@@ -89,7 +89,7 @@ class ContextReady(Network):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         # As many passes as the longest text has tokens: then training equals streaming.
-        exact: dict[str, Any] = {"passes": 26, "passes_min": None, "depth": 1}
+        exact: dict[str, Any] = {"passes": 20, "passes_min": None, "depth": 1}
         two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 2, "prefill": "converge"}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 2, "window": 5, "positions": "learned", "base_width": 8}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "prefill": "stream", "tolerance": 1e-12}
@@ -270,7 +270,7 @@ class ContextReadySPS(ContextReady):
 
     @classmethod
     def tiny(cls) -> dict[str, Config]:
-        exact: dict[str, Any] = {"passes": 26, "passes_min": None, "depth": 1}
+        exact: dict[str, Any] = {"passes": 20, "passes_min": None, "depth": 1}
         two: dict[str, Any] = {"passes": 2, "score_passes": 2, "passes_min": None, "depth": 2, "prefill": "converge"}
         bptt: dict[str, Any] = {"unroll": "bptt", "depth": 1, "persistent": "predictions", "read": "inputs"}
         shared: dict[str, Any] = {"width": 32, "heads": 4, "window": 3, "prefill": "stream", "tolerance": 1e-12}

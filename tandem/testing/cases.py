@@ -30,12 +30,13 @@ ROWS = [[1, 6, 11, 6], [2, 19, 3]]  # lengths of the documents of two rows, the 
 
 @dataclass(frozen=True)
 class Case:
-    """A network at one of its tiny settings."""
+    """A network at one of its tiny settings, the `turn[0]`-th of `turn[1]`."""
 
     name: str
     network: type[Network]
     config: Any
     vocabulary: int = VOCABULARY
+    turn: tuple[int, int] = (0, 1)
 
     def __str__(self) -> str:
         return self.name
@@ -68,9 +69,9 @@ class Case:
 def cases() -> list[Case]:
     """Every registered network at each of its tiny settings."""
     return [
-        Case(f"{name}-{setting}", network, config)
+        Case(f"{name}-{setting}", network, config, turn=(i, len(network.tiny())))
         for name, network in registered("network").items()
-        for setting, config in network.tiny().items()
+        for i, (setting, config) in enumerate(network.tiny().items())
     ]
 
 
@@ -129,6 +130,12 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
         if not any(cls.refusal(network) for network in networks)  # type: ignore[attr-defined]
         for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
     ]
+
+
+def shared_tasks(case: Case, settings: int | None = None) -> list[Task]:
+    """Those of a network's tasks whose turn it is at this setting: one at least, and at all settings together all."""
+    found, (i, count) = tasks(case.network, settings=settings), case.turn
+    return found[i::count] or [found[i % len(found)]]
 
 
 def packed(rows: list[list[list[int]]]) -> PackedRows:

@@ -25,7 +25,7 @@ from tandem.corpus import Batch
 from tandem.export.weights import load_network, save_network
 from tandem.networks.network import Network
 from tandem.testing import costs, learning
-from tandem.testing.cases import CONTEXT, EOS, Case, asked, document, log_probabilities, refused, tasks, texts
+from tandem.testing.cases import CONTEXT, EOS, Case, asked, document, log_probabilities, refused, shared_tasks, texts
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
 from tandem.testing.elsewhere import elsewhere, forked
 
@@ -106,7 +106,7 @@ def check_rows(case: Case) -> None:
 
 def check_reading(case: Case) -> None:
     """Scores follow from the output of `read`: with the head, it gives the logits of every position."""
-    network, text = case.build(), document(20, 1)
+    network, text = case.build(), document(16, 1)
     if network.suffixes_only:
         return
     tokens = torch.tensor([text])
@@ -116,7 +116,7 @@ def check_reading(case: Case) -> None:
 
 def check_probabilities(case: Case) -> None:
     """The probabilities of all ids, and of boundaries where a network predicts them, sum to one."""
-    network, text = case.build(), document(20, 1)
+    network, text = case.build(), document(16, 1)
     begin = 6 if network.suffixes_only else 0
     total = log_probabilities(network, text, prompt=begin + 1 if begin else None)[begin:, : network.ids].exp().sum(-1)
     close(total, torch.ones_like(total), EXACT, "sum of the probabilities of all ids")
@@ -145,7 +145,7 @@ def _on_another_device(case: Case) -> None:
             close(logits[0].cpu(), logits[1], FLOAT, f"logits {what}")
             sessions = tuple(session.fork(torch.tensor([1, 0])) for session in sessions)
             logits = [session.step(tokens.to(x.device)) for session, x in zip(sessions, logits, strict=True)]
-        for task in tasks(case.network, settings=1):
+        for task in shared_tasks(case, settings=1):
             batches = task.batches(rows)
             loss = backward(there, task.objective, [batch.to(device) for batch in batches])
             close(loss.cpu(), backward(here, task.objective, batches), EXACT, f"{task}: loss {what}")
@@ -157,8 +157,8 @@ def _on_another_device(case: Case) -> None:
 
 def check_decoding(case: Case) -> None:
     """Prefill and steps, in any pieces, give the logits of one pass over the whole text."""
-    network, text, full = case.build(), document(25, 2), {}
-    for first, piece in ((1, 1), (1, 7), (12, 1), (12, 7), (18, 7), (25, 1)):
+    network, text, full = case.build(), document(19, 2), {}
+    for first, piece in ((1, 1), (1, 5), (9, 1), (9, 5), (14, 5), (19, 1)):
         if first not in full:
             full[first] = log_probabilities(network, text, prompt=first)
         session, read = network.session(1), first
@@ -175,25 +175,25 @@ def check_decoding(case: Case) -> None:
 
 def check_unequal_prompts(case: Case) -> None:
     """Texts of any lengths in one session give what each gives alone."""
-    network, prompts = case.build(), [document(n, n)[:-1] for n in (2, 17, 10, 19)]
+    network, prompts = case.build(), [document(n, n)[:-1] for n in (2, 12, 8, 14)]
     session = network.session(4)
     logits = session.prefill(prompts)
     alone = torch.cat([network.session(1).prefill([prompt]) for prompt in prompts])
     close(logits, alone, FLOAT, "prompts of unequal lengths")
-    _go_on(network, [session], prompts, 6, "prompts of unequal lengths")
+    _go_on(network, [session], prompts, 5, "prompts of unequal lengths")
 
 
 def check_fork(case: Case) -> None:
     """Continuations of a fork do not affect each other."""
-    network, prompts = case.build(), [document(n, n)[:-1] for n in (14, 6)]
+    network, prompts = case.build(), [document(n, n)[:-1] for n in (11, 6)]
     session = network.session(2)
     session.prefill(prompts)
-    _go_on(network, [session, session.fork(), session.fork()], prompts, 12, "forks")
+    _go_on(network, [session, session.fork(), session.fork()], prompts, 8, "forks")
 
 
 def check_fork_of_rows(case: Case) -> None:
     """A fork of some rows, in another order or several times, continues their texts."""
-    network, prompts, rows = case.build(), [document(n, n)[:-1] for n in (14, 6, 9)], [2, 0, 0, 1]
+    network, prompts, rows = case.build(), [document(n, n)[:-1] for n in (11, 6, 9)], [2, 0, 0, 1]
     session = network.session(3)
     session.prefill(prompts)
     _go_on(network, [session.fork(torch.tensor(rows))], [prompts[row] for row in rows], 8, f"a fork of rows {rows}")

@@ -21,7 +21,7 @@ from tandem.networks import double_decoder
 from tandem.networks.cost import Parts
 from tandem.nn import attention
 from tandem.nn.attention import Plan, Source
-from tandem.testing.cases import CONTEXT, EOS, Case, document, tasks
+from tandem.testing.cases import CONTEXT, EOS, Case, document, shared_tasks
 from tandem.testing.comparing import backward
 
 
@@ -71,7 +71,7 @@ def check_flops(case: Case) -> None:
 
 def check_objectives(case: Case) -> None:
     """An objective runs no product with matrices that `cost` does not count."""
-    for task in tasks(case.network, settings=1):
+    for task in shared_tasks(case, settings=1):
         network, rows = case.fresh(), [[document(CONTEXT, 1)]]
         parts, (batch,) = task.phase(rows).parts, task.batches(rows)
         n = batch.tokens.shape[1]

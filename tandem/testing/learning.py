@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tandem.networks.network import Network
 from tandem.recipe import registered
-from tandem.testing.cases import EOS, Case, Task, document, tasks, texts
+from tandem.testing.cases import EOS, Case, Task, document, shared_tasks, tasks, texts
 from tandem.testing.comparing import EXACT, backward, close, same_gradients
 
 
@@ -45,7 +45,7 @@ def check_degeneracy(case: Case) -> None:
 def check_accumulation(case: Case) -> None:
     """A step split into micro-batches, with unequal numbers of targets, is the same step."""
     rows = [[document(15, 1)], [document(3, 2)] * 5, [document(n, n) for n in (8, 3, 4)], [[EOS]] * 15]
-    for task in tasks(case.network):  # the last row has no targets
+    for task in shared_tasks(case):  # the last row has no targets
         whole, parts = case.build(), case.build()
         loss = backward(whole, task.objective, task.batches(rows))
         cut = task.batches(rows, parts=len(rows))
@@ -56,7 +56,7 @@ def check_accumulation(case: Case) -> None:
 def check_targets(case: Case) -> None:
     """What one document of a row adds to a loss and its sums does not depend on the other."""
     network = case.build()
-    for task in tasks(case.network):
+    for task in shared_tasks(case):
         if task.objective.crosses_documents:
             continue
         both, first, second, neither = (_sums(network, task, seeds) for seeds in ((1, 2), (1, 3), (4, 2), (4, 3)))
@@ -75,7 +75,7 @@ def _sums(network: Network, task: Task, seeds: tuple[int, int]) -> dict[str, Ten
 
 def check_gradients(case: Case) -> None:
     """Every parameter receives a gradient, finite and not zero."""
-    for task in tasks(case.network):
+    for task in shared_tasks(case):
         network = case.build()
         backward(network, task.objective, task.batches(texts()))
         for parameter, value in network.named_parameters():
@@ -85,7 +85,7 @@ def check_gradients(case: Case) -> None:
 
 def check_overfitting(case: Case) -> None:
     """One batch can be learned by heart, in the first phase of every objective, as far as its `floor`."""
-    for task in tasks(case.network, settings=1):
+    for task in shared_tasks(case, settings=1):
         batches = task.batches([[document(8, 1)], [document(3, 2), document(5, 3)]])
         network, floor = case.fresh(), task.objective.floor(batches[0])
         optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -111,7 +111,7 @@ def check_compiled(case: Case, backend: str = "eager") -> None:
 def _same_training(case: Case, change: Callable[[Network], object], what: str) -> None:
     plain, changed = case.build(), case.build()
     change(changed)
-    for task in tasks(case.network, settings=1):
+    for task in shared_tasks(case, settings=1):
         batches = task.batches(texts())
         loss = backward(plain, task.objective, batches)
         close(backward(changed, task.objective, batches), loss, EXACT, f"{task}: loss {what}")
