@@ -135,6 +135,7 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
 def shared_tasks(case: Case, settings: int | None = None) -> list[Task]:
     """Those of a network's tasks whose turn it is at this setting: one at least, and at all settings together all."""
     found, (i, count) = tasks(case.network, settings=settings), case.turn
+    assert found, f"no objective accepts {case}"
     return found[i::count] or [found[i % len(found)]]
 
 

@@ -44,7 +44,7 @@ def check_flops(case: Case) -> None:
         torch.stack([loss, *(term for term in extra.values() if term.requires_grad)]).sum().backward()
 
     expected = cost.training(n, parts=Parts(begin, n - begin) if begin else None)
-    matrices, attention = _flops(backpropagate)
+    matrices, attention = flops_run(backpropagate)
     head = 6 * (n - begin) * cost.head  # of the targets here; in training a network may also predict sentence ends
     assert expected["head"] >= head, f"cost says {expected['head']:,} training FLOPs of the head, {head:,} are needed"
     _equal(matrices, expected["linear"] + cost.once + head, "training FLOPs of matrices")
@@ -55,10 +55,10 @@ def check_flops(case: Case) -> None:
     assert least <= attention <= most, f"training FLOPs of attention: {attention:,}, cost says {least:,} at least"
 
     session = network.session(1)
-    matrices, _ = _flops(lambda: session.prefill([document(n - 1, 1)]))
+    matrices, _ = flops_run(lambda: session.prefill([document(n - 1, 1)]))
     expected = replace(cost, pair=0).first_logits(n - 1)
     _equal(matrices, expected, "FLOPs of matrices in a prefill and its last position's logits")
-    matrices, attention = _flops(lambda: session.step(torch.tensor([EOS])))
+    matrices, attention = flops_run(lambda: session.step(torch.tensor([EOS])))
     key, keys = 4 * cost.pair, cost.keys(n - 1)
     _equal(matrices, cost.decode(n - 1) - key * keys, "FLOPs of matrices in a step")
     # What one of two streams reads is computed for both, then masked: a key in each block but the last, in every pass
@@ -78,7 +78,7 @@ def check_objectives(case: Case) -> None:
         if parts and parts.continued:  # a mean; here as this batch was drawn
             begin = int(batch.blocks.max())  # type: ignore[union-attr]
             parts = Parts(begin, n - begin)
-        cost, (matrices, _) = network.cost(), _flops(partial(backward, network, task.objective, [batch]))
+        cost, (matrices, _) = network.cost(), flops_run(partial(backward, network, task.objective, [batch]))
         expected = cost.training(n, parts=parts)
         most = expected["linear"] + expected["head"] + cost.once
         assert matrices <= most, f"{task}: {matrices:,} training FLOPs of matrices, cost says {most:,}"
@@ -109,7 +109,7 @@ def check_pairs(case: Case) -> None:
     _equal(4 * sum(asked), of_attention, "FLOPs of attention in a prompt of 3 tokens, by `prefill_pairs` or `pairs`")
     for index in range(3, n):
         with _asked() as asked:
-            matrices, _ = _flops(lambda: session.step(torch.tensor([EOS])))
+            matrices, _ = flops_run(lambda: session.step(torch.tensor([EOS])))
         read = 4 * cost.pair * cost.keys(index)
         _equal(4 * sum(asked), read, f"FLOPs of attention at index {index}, by `keys`")
         _equal(matrices, cost.decode(index) - read, f"FLOPs of matrices at index {index}")
@@ -150,7 +150,7 @@ def _asked() -> Iterator[list[int]]:
         yield asked
 
 
-def _flops(run: Callable[[], object]) -> tuple[int, int]:
+def flops_run(run: Callable[[], object]) -> tuple[int, int]:
     """(FLOPs of products with matrices, FLOPs of batched products, which are those of attention)."""
     with sdpa_kernel(SDPBackend.MATH), _Counter() as counter:  # the CPU's flash kernel counts as 0
         run()

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.corpus import Segmentation
 from tandem.corpus.streams import Stream, StreamBatch, stream_totals
@@ -28,6 +26,7 @@ from tandem.objectives.next_token import NextToken
 from tandem.recipe import UserError, load
 from tandem.testing.cases import EOS, VOCABULARY, Case
 from tandem.testing.comparing import EXACT, FLOAT, backward, close, same_gradients
+from tandem.testing.costs import flops_run
 from tandem.testing.gestalt_loop import literal_loss, literal_sentence
 
 RAGGED = [[3, 1, 5, 2, 7, 4, 2], [2, 6, 3], [4], [1, 1, 7, 3, 2]]
@@ -899,12 +898,9 @@ def test_flops_of_decoding_by_the_decoder():
 def test_flops_of_a_step_are_those_that_are_run(blocks, lengths):
     network = build(blocks=blocks).float()
     batch, cost = streams(lengths), network.cost()
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        trained(network, batch)
-    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-    attention = sum(flops for op, flops in counts.items() if "bmm" in op)
+    matrices, attention = flops_run(lambda: trained(network, batch))
     of_streams = [cost.stream(stream) for stream in lengths]
-    assert sum(counts.values()) - attention == sum(one["linear"] + one["head"] for one in of_streams) + cost.once
+    assert matrices == sum(one["linear"] + one["head"] for one in of_streams) + cost.once
     # Of rectangles: two products forward and four backward, where cost counts those that a kernel does again, too
     layout = network.layout(batch, torch.device("cpu"))
     cells = lambda rows, of: rows.rows * rows.columns * (of.selfs * rows.columns + of.crosses * rows.windows.shape[1])

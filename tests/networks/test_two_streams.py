@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.corpus import Batch
 from tandem.generation.generate import generate
@@ -17,6 +15,7 @@ from tandem.networks.sps import SPS, stream_spans
 from tandem.nn.spans import readable
 from tandem.recipe import load
 from tandem.testing.cases import CONTEXT, VOCABULARY, Case, document, pack, texts
+from tandem.testing.costs import flops_run
 
 TINY = SPS.tiny()
 TWO_STREAMS = [name for name, config in TINY.items() if len(config.streams) > 1]
@@ -307,10 +306,7 @@ def test_flops_run_are_those_of_the_pairs_that_the_tiles_visit():
     batch = pack([[document(T, 1)]])
     reader = sps.StreamReader(network, batch.starts, network.embed(batch.tokens))
     visited = reader.read.both.tiled_pairs + reader.read.one.tiled_pairs  # two blocks: one of both streams
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        network.nll(hidden_of(network, batch), batch.targets)[0].backward()
-    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-    attention = sum(flops for op, flops in counts.items() if "bmm" in op)
+    _, attention = flops_run(lambda: network.nll(hidden_of(network, batch), batch.targets)[0].backward())
     assert attention == 12 * 32 * visited > 12 * 32 * network.cost().pairs(T) > 0
 
 
