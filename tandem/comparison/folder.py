@@ -258,7 +258,7 @@ class StudyFolder:
         """The cost of one run of an arm, in words."""
         recipe = self.study.recipes[arm]
         try:
-            run = Run(recipe, prepared(recipe))
+            run = Run(recipe, prepared(recipe), weights=False)
             taken = run.flops(self._shared(run))
         except UserError as error:
             return str(error)

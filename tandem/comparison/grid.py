@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 
 from tandem.comparison import runner
@@ -174,8 +173,7 @@ def rows_by_rule(parameters: float, tokens: float, context: int = 2048) -> int:
 def _rows(study: Study) -> int:
     """Rows by the rule, for the parameters in the hidden matrices of the baseline."""
     recipe = study.recipes[study.baseline]
-    with torch.device("meta"):
-        network = recipe.choice("network")(recipe.network, vocabulary=1, context=recipe.batch.context)
+    network = recipe.choice("network").outlined(recipe.network, vocabulary=1, context=recipe.batch.context)
     role = roles(network)
     parameters = sum(p.numel() for name, p in network.named_parameters() if role[name] in HIDDEN)
     return rows_by_rule(parameters, study.budget.amount, recipe.batch.context)

@@ -36,7 +36,7 @@ from tandem.training.parallel import ALONE, Ranks
 from tandem.training.plan import chosen, page
 from tandem.training.progress import Progress
 from tandem.training.run import Run
-from tandem.training.speed import PATIENCE, seconds_to_measure
+from tandem.training.speed import why_unmeasured
 from tandem.training.trunk import branched, branches, steps_in_common, tells_if_dropped
 
 
@@ -82,8 +82,8 @@ def plan(recipe: Recipe) -> str:
 
     Raises: UserError wherever training would refuse the recipe.
     """
-    run = require_samples(built(recipe, None, ALONE, fresh=True))
-    speed = run.speed or (run.measure() if seconds_to_measure(run) <= PATIENCE else None)
+    run = require_samples(built(recipe, None, ALONE, fresh=True, weights=False))
+    speed = run.speed or why_unmeasured(run) or run.measure()
     lines = [titled(title, text) for title, text in page(run, speed).items()]
     if trunk := recipe.start.trunk:
         common = steps_in_common(run)
@@ -93,11 +93,11 @@ def plan(recipe: Recipe) -> str:
     return "\n".join([*lines, "", values])
 
 
-def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False) -> Run:
-    """The run at step 0. One process per machine prepares its corpus while the others wait for a lock."""
+def built(recipe: Recipe, steps: int | None, ranks: Ranks, fresh: bool = False, weights: bool = True) -> Run:
+    """The run at step 0, see `Run`. One process per machine prepares its corpus while the others wait for a lock."""
     with ranks.together():
         corpus = prepared(recipe)
-    run = Run(recipe, corpus, steps, ranks, fresh)
+    run = Run(recipe, corpus, steps, ranks, fresh, weights)
     if fresh:
         with ranks.together():
             steps_in_common(run)

@@ -147,9 +147,13 @@ class Network(nn.Module):
     @classmethod
     def unwritten(cls, config: Any, vocabulary: int, context: int) -> Self:
         """The network on the CPU before its weights are loaded: it draws none, and holds what memory held."""
+        return cls.outlined(config, vocabulary, context).to_empty(device="cpu")
+
+    @classmethod
+    def outlined(cls, config: Any, vocabulary: int, context: int) -> Self:
+        """The network's shapes alone, which take no memory: enough to count parameters and costs."""
         with torch.device("meta"):
-            network = cls(config, vocabulary, context)
-        return network.to_empty(device="cpu")
+            return cls(config, vocabulary, context)
 
     @classmethod
     def tiny(cls) -> dict[str, Any]:

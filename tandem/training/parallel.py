@@ -166,15 +166,21 @@ def choose_parallel(config: Training.Config, ranks: Ranks, device: torch.device,
         return Choice("none", "one process")
     if config.parallel != "auto":
         return Choice(config.parallel, "asked for")
+    share, words = share_of_states(ranks, device, parameters)
+    if 4 * share <= 1:
+        return Choice("ddp", f"{words}: each holds them whole")
+    return Choice("fsdp", f"{words}: each holds its part")
+
+
+def share_of_states(ranks: Ranks, device: torch.device, parameters: int) -> tuple[float, str]:
+    """What weights, gradients and optimiser take of the memory of a process that holds them whole; and in words."""
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = machine.memory() // int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
-    states = f"weights, gradients and optimiser take up to {STATES * parameters / 2**30:.2g}"
-    share = f"{states} of {memory / 2**30:.3g} GiB a process"
-    if 4 * STATES * parameters <= memory:
-        return Choice("ddp", f"{share}: each holds them whole")
-    return Choice("fsdp", f"{share}: each holds its part")
+    states = STATES * parameters
+    words = f"weights, gradients and optimiser take up to {states / 2**30:.2f} of {memory / 2**30:.2f} GiB a process"
+    return states / memory, words
 
 
 class StepLoss(nn.Module):

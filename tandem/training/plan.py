@@ -11,15 +11,15 @@ from tandem.recipe import counted
 from tandem.training.display import clock, scaled, short
 from tandem.training.folder import RunFolder
 from tandem.training.parallel import STATES
-from tandem.training.speed import COUNTED, Speed, seconds_to_measure
+from tandem.training.speed import COUNTED, Speed
 from tandem.training.start import is_same_text
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
 
 
-def page(run: "Run", speed: Speed | None) -> dict[str, str]:
-    """The plan by line title; `speed`: None where measuring it would take too long."""
+def page(run: "Run", speed: Speed | str) -> dict[str, str]:
+    """The plan by line title; `speed`: or why it is not measured."""
     recipe, cost, batch = run.recipe, run.cost, run.recipe.batch
     written = {key: value.strip('"') for key, value, _ in recipe.table() if value != "null"}
     options = {key: value for key, value in written.items() if key.startswith("network.")}
@@ -35,11 +35,10 @@ def page(run: "Run", speed: Speed | None) -> dict[str, str]:
         "text": f"{_sources(run, read)}, {run.rows.of_run(run.steps).words}{_leak(run)}{_ids(run)}",
         **_start(run),
         **chosen(run),
-        **({"attention": "; ".join(f"{name} ({reason})" for name, reason in speed.attention.items())} if speed else {}),
         "cost": f"{scaled(sum(flops.values()) / batch.context)}FLOP per position = {by_part}",
         "budget": f"{recipe.budget} = {_phases(run)}"
         f" = {scaled(run.tokens(run.steps))} tokens = {run.flops(run.steps):.2e} FLOP",
-        **(_measured(run, speed) if speed else _not_measured(run)),
+        **(_measured(run, speed) if isinstance(speed, Speed) else _not_measured(run, speed)),
     }
 
 
@@ -49,14 +48,14 @@ def _measured(run: "Run", speed: Speed) -> dict[str, str]:
         "time": f"about {clock(speed.start_seconds + seconds)} with the start, then at "
         f"{scaled(run.tokens(run.steps) / seconds)} tokens/s, evaluation apart ({COUNTED} steps measured)",
         "memory": f"{speed.memory / 2**30:.2f} GiB at the peak of these steps",
+        "attention": "; ".join(f"{name} ({reason})" for name, reason in speed.attention.items()),
     }
 
 
-def _not_measured(run: "Run") -> dict[str, str]:
+def _not_measured(run: "Run", why: str) -> dict[str, str]:
     states = STATES * run.cost.total_parameters / 2**30
     return {
-        "time": f"not measured: a few steps of {run.flops(1):.2e} FLOP take about {clock(seconds_to_measure(run))} "
-        "here; plan with fewer batch.rows, or on the machine that will train",
+        "time": f"not measured: {why}; plan on the machine that will train, or with fewer batch.rows",
         "memory": f"not measured: weights, gradients and optimiser alone take up to {states:.2f} GiB",
     }
 

@@ -62,9 +62,16 @@ class Run:
     """Network, objective, view, optimiser and schedule of one recipe, on one device per process."""
 
     def __init__(
-        self, recipe: Recipe, corpus: Corpus, steps: int | None = None, ranks: Ranks = ALONE, fresh: bool = False
+        self,
+        recipe: Recipe,
+        corpus: Corpus,
+        steps: int | None = None,
+        ranks: Ranks = ALONE,
+        fresh: bool = False,
+        weights: bool = True,
     ):
-        """`fresh`: the run begins here, with the weights that the recipe starts from, and not at a checkpoint."""
+        """`fresh`: the run begins here, with the weights that the recipe starts from, and not at a checkpoint.
+        `weights`: without, its network has shapes alone, of any size, and takes no step."""
         self.recipe, self.corpus, self.ranks = recipe, corpus, ranks
         batch = recipe.batch
         told = {key: value for key, value, _ in recipe.table() if not key.startswith(PLACES)}
@@ -74,7 +81,7 @@ class Run:
             self.device = choose_device(recipe.training, ranks.local if ranks.count > 1 else None)
             if self.device.value.type == "cuda":
                 torch.set_num_threads(1)  # targets and spans are few numbers, for which to wake a team costs more
-            self.network = self._drawn()
+            self.network = self._drawn(weights=weights)
             if fresh:
                 start(self.network, recipe, corpus)
             self.objective = recipe.choice("objective")(recipe.objective)
@@ -109,18 +116,17 @@ class Run:
         self.schedule = scheduled(recipe, self.view, self.steps)
         self.progress = Progress(steps=self.steps)
 
-    def _drawn(self, purpose: str = "init") -> Network:
-        """The network initialised from the seed for a purpose, the same in every process."""
-        recipe = self.recipe
-        with torch.random.fork_rng(devices=[]):  # who opens a run keeps the state of PyTorch's own generator
-            torch.default_generator.manual_seed(keyed(recipe.seed, "torch"))
-            network = recipe.choice("network")(
-                recipe.network,
-                self.corpus.train.vocabulary,
-                recipe.batch.context,
-                generator=torch.Generator().manual_seed(keyed(recipe.seed, purpose)),
-            )
-        network = network.to(self.device.value)
+    def _drawn(self, purpose: str = "init", weights: bool = True) -> Network:
+        """The network initialised from the seed for a purpose, the same in every process; or its shapes alone."""
+        recipe, kind = self.recipe, self.recipe.choice("network")
+        shape = recipe.network, self.corpus.train.vocabulary, recipe.batch.context
+        if weights:
+            generator = torch.Generator().manual_seed(keyed(recipe.seed, purpose))
+            with torch.random.fork_rng(devices=[]):  # who opens a run keeps the state of PyTorch's own generator
+                torch.default_generator.manual_seed(keyed(recipe.seed, "torch"))
+                network = kind(*shape, generator=generator).to(self.device.value)
+        else:
+            network = kind.outlined(*shape)
         network.recompute = recipe.training.recompute
         network.segmentation = recipe.corpus.sentences
         return network

@@ -13,8 +13,10 @@ import torch
 
 from tandem.nn.attention import Backend, backends_taken
 from tandem.training.device import CPU_FLOPS
+from tandem.training.display import clock
 from tandem.training.health import peak_memory
 from tandem.training.loop import finish, take_step
+from tandem.training.parallel import share_of_states
 
 if TYPE_CHECKING:
     from tandem.training.run import Run
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
 COUNTED = 3
 """Steps that count: the last ones, whose median time is taken."""
 STEADY, MOST = 1.5, 12
-"""More steps are taken, at most MOST, until the last COUNTED differ by a factor of at most STEADY: gestalt is compiled
-again in its second and third steps, which then take 4.3 and 4.9 s where others take 0.9."""
-
+"""More steps are taken, at most MOST, until the last COUNTED differ by a factor of at most STEADY: the machine may be
+busy with something else, or blocks of a network compiled again in one of the first steps, which takes seconds."""
 
 PATIENCE = 600.0
 """Seconds of a CPU that `tandem plan` spends on steps; of a recipe for other machines, these might take a day."""
@@ -34,8 +35,8 @@ PATIENCE = 600.0
 @dataclass(frozen=True)
 class Speed:
     """Measured over a few steps on a copy: seconds for the mean step, seconds before the first step that counts, peak
-    bytes (including the run's own weights, kept beside the copy), FLOPs of the mean step, and the attention backends
-    that these steps took, with reasons."""
+    bytes (including the run's own weights, if it has them, kept beside the copy), FLOPs of the mean step, and the
+    attention backends that these steps took, with reasons."""
 
     step_seconds: float
     start_seconds: float
@@ -48,11 +49,14 @@ class Speed:
         return self.step_seconds * (flops / self.flops)
 
 
-def seconds_to_measure(run: "Run") -> float:
-    """What `measure` takes on a CPU at least, roughly; 0 on other devices."""
-    if run.device.value.type != "cpu":
-        return 0.0
-    return (COUNTED + 1) * run.flops(1) / (CPU_FLOPS * max(1, torch.get_num_threads() / 2))
+def why_unmeasured(run: "Run") -> str:
+    """Why `measure` would not end here, or not today; empty where it would."""
+    share, words = share_of_states(run.ranks, run.device.value, run.cost.total_parameters)
+    if share > 1:
+        return words
+    seconds = (COUNTED + 1) * run.flops(1) / (CPU_FLOPS * max(1, torch.get_num_threads() / 2))
+    is_long = run.device.value.type == "cpu" and seconds > PATIENCE
+    return f"a few steps of {run.flops(1):.2e} FLOP take about {clock(seconds)} here" if is_long else ""
 
 
 def measure(scratch: "Run") -> Speed:

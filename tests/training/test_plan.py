@@ -1,5 +1,6 @@
 """The plan says what there is to read."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +84,16 @@ def test_steps_that_would_take_hours_are_not_measured(small_corpus, monkeypatch)
     assert "time        not measured: a few steps of " in told and "attention   " not in told
     assert "memory      not measured: weights, gradients and optimiser alone take up to 0." in told
     assert "cost        " in told
+
+
+def test_a_network_larger_than_all_memory_is_planned(small_corpus):
+    shape = ["network.depth=2", "network.width=131072", "network.heads=1024", "batch.rows=2", "budget=40 steps"]
+    told = plan(load("decoder/tiny", [*shape, *small_corpus]))
+    assert "\nparameters  412 G = " in told
+    why = r"weights, gradients and optimiser take up to (\d+\.\d\d) of \d+\.\d\d GiB a process; plan on the machine"
+    (states,) = re.findall(rf"\ntime        not measured: {why}", told)
+    assert float(states) > 6000
+    assert f"\nmemory      not measured: weights, gradients and optimiser alone take up to {states} GiB" in told
 
 
 def test_a_plan_tells_of_held_out_text_that_is_trained_on(small_corpus, texts):
