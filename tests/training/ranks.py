@@ -60,7 +60,7 @@ def command(arguments: list[str], damage: str | None = None, at: int = 0) -> Non
     if damage == "slow":
         _write_slowly()
     # Once in a thousand kills gloo does not notice, in the middle of a message, that its receiver is gone.
-    parallel.TIMEOUT = timedelta(seconds=at if damage == "impatient" else WAIT / 2)
+    parallel.TIMEOUT = timedelta(seconds=at if damage == "impatient" else WAIT / 4)
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
     if damage == "full" and is_last:
         _fill_disk(at)
