@@ -82,7 +82,8 @@ def plan(recipe: Recipe) -> str:
 
     Raises: UserError wherever training would refuse the recipe.
     """
-    run = require_samples(built(recipe, None, ALONE, fresh=True, weights=False))
+    takes_over = recipe.start.run is not None  # and then may be refused
+    run = require_samples(built(recipe, None, ALONE, fresh=True, weights=takes_over))
     speed = run.speed or why_unmeasured(run) or run.measure()
     lines = [titled(title, text) for title, text in page(run, speed).items()]
     if trunk := recipe.start.trunk:

@@ -55,7 +55,7 @@ def _measured(run: "Run", speed: Speed) -> dict[str, str]:
 def _not_measured(run: "Run", why: str) -> dict[str, str]:
     states = STATES * run.cost.total_parameters / 2**30
     return {
-        "time": f"not measured: {why}; plan on the machine that will train, or with fewer batch.rows",
+        "time": f"not measured: {why}",
         "memory": f"not measured: weights, gradients and optimiser alone take up to {states:.2f} GiB",
     }
 

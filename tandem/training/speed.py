@@ -50,13 +50,14 @@ class Speed:
 
 
 def why_unmeasured(run: "Run") -> str:
-    """Why `measure` would not end here, or not today; empty where it would."""
+    """Why `measure` would not end here, or not today, and the cure; empty where it would."""
     share, words = share_of_states(run.ranks, run.device.value, run.cost.total_parameters)
     if share > 1:
-        return words
+        return f"{words}; plan on the machine that will train"
     seconds = (COUNTED + 1) * run.flops(1) / (CPU_FLOPS * max(1, torch.get_num_threads() / 2))
     is_long = run.device.value.type == "cpu" and seconds > PATIENCE
-    return f"a few steps of {run.flops(1):.2e} FLOP take about {clock(seconds)} here" if is_long else ""
+    told = f"a few steps of {run.flops(1):.2e} FLOP take about {clock(seconds)} here"
+    return f"{told}; plan with fewer batch.rows, or on the machine that will train" if is_long else ""
 
 
 def measure(scratch: "Run") -> Speed:

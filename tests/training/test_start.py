@@ -7,6 +7,7 @@ import pytest
 import torch
 from typed import tandem
 
+from tandem.comparison.pretrain import plan
 from tandem.comparison.trained import converted, open_trained
 from tandem.corpus import prepare
 from tandem.recipe import UserError, load
@@ -27,6 +28,14 @@ def plain(tmp_path_factory, small_corpus):
     done = tandem("train", "decoder/tiny", "--run", folder.name, "--runs", folder.parent, *given)
     assert done.exit_code == 0, done.output
     return folder
+
+
+@pytest.mark.filterwarnings("error")  # weights that go nowhere are told so
+def test_a_plan_refuses_weights_that_do_not_fit(plain, small_corpus):
+    given = [*SMALL, "budget=3 steps", *small_corpus, f"start.run={plain}"]
+    assert f"start       weights of {plain}" in plan(load("decoder/tiny", given))
+    with pytest.raises(UserError, match=r"start.run: this network cannot take over .*\n  depth: 1 there, 2 here"):
+        plan(load("decoder/tiny", [*given, "network.depth=2"]))
 
 
 def test_a_conversion_starts_where_the_other_run_ended(plain):
