@@ -19,7 +19,7 @@ mutations: $(VENV)/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tandem.testing.mutations
 
 check: $(VENV)/.test
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 
 clean:
 	rm -rf $(VENV)

@@ -42,7 +42,7 @@ QUERY, EQUALS, BAR, FIRST_VALUE = range(4)
 SOLVED = 0.99
 """Accuracy from which a column counts as solved."""
 
-PUBLISHED = {
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
     # name: (task, network, learning rate)
     "small": ({"tables": 4, "keys": 3, "values": 10}, {"width": 64, "heads": 4, "window": 24}, 1e-3),
     "main": ({"tables": 10, "keys": 5, "values": 10}, {"width": 256, "heads": 4, "window": 38}, 1e-4),

@@ -101,7 +101,7 @@ class StudyFolder:
     def recipe(self, job: Job) -> Recipe:
         """As the study has it, begun with the steps of the trunk's run where that is finished."""
         begun = self.trunk if self.trunk and self.trunk.finished(job) else None
-        return self.study.recipe(job, begun and begun.runs / job.name)
+        return self.study.recipe(job, begun.runs / job.name if begun else None)
 
     def settled(self, job: Job) -> bool:
         """Finished, or a trial that diverged: a rate at which the loss is not finite cannot be the best."""

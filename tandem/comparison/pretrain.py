@@ -318,7 +318,7 @@ def result_page(folder: RunFolder, result: dict[str, Any]) -> list[tuple[str, ob
     last, model = checkpoint.latest(folder.checkpoints, result["step"]), folder.model
     trained = f"{scaled(result['tokens'])} tokens, {result['flops']:.2e} FLOP, training {clock(spent)}"
     speeds = f"{scaled(result['tokens'] / spent)} of {scaled(result['tokens'] / planned)} tokens/s"
-    said = [
+    said: list[tuple[str, object]] = [
         ("done", f"{trained}, evaluation {clock(result['evaluation_seconds'])}"),
         ("vs plan", f"{clock(spent)} of {clock(planned)}, {speeds}"),
         ("loss", f"{losses[0]:.2f} {sparkline(losses)} {losses[-1]:.2f}" if losses else "the record holds no step"),

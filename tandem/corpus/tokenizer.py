@@ -289,8 +289,8 @@ def content_hash(*contents: bytes | memoryview) -> str:
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # pyright: ignore
-    inner.decoder = decoders.ByteLevel()  # pyright: ignore
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # type: ignore
+    inner.decoder = decoders.ByteLevel()  # type: ignore
     return inner
 
 

@@ -83,7 +83,8 @@ class Decoder(Network):
         qwen = {"key_heads": 2, "head_width": 6, "qk_norm": True, "positions": "halves", "tied": False, "base_width": 8}
         # The balance loss depends on how a step is cut; the contract requires that nothing does
         moe = {"moe": MixtureConfig(experts=4, active=2, balance=0.0), "mlp_width": 24, "tied": False}
-        given = {"house": {}, "gpt2": gpt2, "qwen": qwen, "windowed": {"window": 5}, "mixture": moe}
+        given: dict[str, dict[str, Any]] = {"house": {}, "gpt2": gpt2, "qwen": qwen}
+        given |= {"windowed": {"window": 5}, "mixture": moe}
         return {name: cls.Config(width=32, heads=4, depth=2, **settings) for name, settings in given.items()}
 
     @classmethod

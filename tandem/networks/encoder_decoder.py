@@ -33,7 +33,7 @@ from tandem.corpus import Batch, generated_from, start_of_generation
 from tandem.networks.cost import Cost, Parts
 from tandem.networks.decoder import Decoder
 from tandem.networks.network import Ids, Network, aligned, columns_of, opening, padded
-from tandem.nn.attention import Source, attend, plan_attention
+from tandem.nn.attention import Plan, Source, attend, plan_attention
 from tandem.nn.block import Block, BlockConfig, linear_work
 from tandem.nn.cache import Cache, rows_of_state
 from tandem.nn.cross import CrossBlock, cross_work
@@ -286,7 +286,8 @@ class Planned:
     """A span over so many keys, planned on first use."""
 
     def __init__(self, span: Span, keys: int):
-        self.span, self.keys, self.plan = span, keys, None
+        self.span, self.keys = span, keys
+        self.plan: Plan | None = None
 
     def read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not q.shape[2]:

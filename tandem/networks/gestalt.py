@@ -101,9 +101,9 @@ class Gestalt(Network):
         """steps: the sum over sentence steps of the mean of each; tokens: one mean over all labels."""
         boundary_logits: Literal["eos", "all"] = "eos"
         """Which boundary tokens have a logit: [EOS], or also [BOS] and a pad, as in the authors' release."""
-        dropout: GestaltDropout = GestaltDropout()  # pyright: ignore[reportCallIssue]
+        dropout: GestaltDropout = GestaltDropout()  # type: ignore
         """Dropout rates in training."""
-        streams: Streams = Streams()  # pyright: ignore[reportCallIssue]
+        streams: Streams = Streams()  # type: ignore
         """How text is cut into streams, and what changes during training."""
         moe: None = None
         """Mixtures of experts are not supported."""
@@ -166,6 +166,7 @@ class Gestalt(Network):
     @classmethod
     def tiny(cls) -> dict[str, Config]:
         shared: dict[str, Any] = {"width": 32, "heads": 4, "depth": 3, "cap": 7, "memory": 2, "thought_from": 1}
+        shared["dropout"] = NO_DROPOUT
         paper = {"positions": "learned", "norm": "layer", "mlp": "gelu", "bias": True, "init": "xavier_qkv"}
         given: dict[str, dict[str, Any]] = {
             "alternate": {**paper, "depth": 4, "thought_from": 3},
@@ -174,7 +175,7 @@ class Gestalt(Network):
             "parallel": {"blocks": "parallel"},
             "in_context": {"blocks": "self", **paper},
         }
-        return {name: cls.Config(**{**shared, "dropout": NO_DROPOUT, **own}) for name, own in given.items()}
+        return {name: cls.Config(**{**shared, **own}) for name, own in given.items()}
 
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Any, Any, Callable[[str], str | None]]:

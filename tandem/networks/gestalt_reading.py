@@ -106,7 +106,7 @@ class Reading:
                 own = [rows.places[-size:] for rows, size in zip(layout.steps, sizes, strict=True)]
                 rest = rest + network.places(torch.cat(own))
             if self.token and isinstance(batch, StreamBatch):
-                text = torch.cat((batch.tokens != batch.document_end, batch.tokens.new_zeros(1, dtype=torch.bool)))
+                text = torch.cat((batch.tokens != batch.document_end, batch.tokens.new_zeros(1, dtype=torch.bool)))  # type: ignore
                 rest = tokens_dropped(rest, self.token, text[layout.rest])
             return list(dropped(rest, self.residual).split(sizes))
 

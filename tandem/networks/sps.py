@@ -57,7 +57,7 @@ Streams = Tensor | tuple[Tensor, ...]
 class SPS(Decoder):
     """State-Prediction Separation: a stream that remembers and a stream that predicts, through the same blocks."""
 
-    stacks = None  # pyright: ignore - its reader, which has two streams, tells no `watch`
+    stacks = None  # type: ignore - its reader, which has two streams, tells no `watch`
 
     class Config(Decoder.Config):
         persistent: Stream = "inputs"
@@ -125,8 +125,9 @@ class SPS(Decoder):
     @classmethod
     def degenerate(cls, config: Config) -> tuple[Config, Decoder.Config, Callable[[str], str | None]]:
         standard = {"persistent": "inputs", "window": 0, "read": "inputs", "predict_in_vocabulary": False}
-        plain = Decoder.Config(**{**config.shared_with(Decoder.Config), "window": None})
-        return config.model_copy(update=standard), plain, lambda name: name
+        plain = config.shared_with(Decoder.Config)
+        plain["window"] = None
+        return config.model_copy(update=standard), Decoder.Config(**plain), lambda name: name
 
     @property
     def streams(self) -> tuple[Stream, ...]:

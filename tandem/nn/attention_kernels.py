@@ -356,7 +356,7 @@ def decode_kernel(
         values += (v[s] + b * v_strides[3 * s] + key_head * v_strides[3 * s + 1],)
         blocks += tl.cdiv(tl.maximum(end - start, 0), BLOCK_N)
     for n in tl.range(0, blocks):
-        begin, end, lo, hi, ks, vs = begins[0], ends[0], los[0], his[0], keys[0], values[0]
+        begin, end, lo, hi, ks, vs = begins[0], ends[0], los[0], his[0], keys[0], values[0]  # type: ignore
         k_stride, v_stride = k_strides[2], v_strides[2]
         for s in tl.static_range(1, SOURCES):
             is_past = n >= firsts[s]

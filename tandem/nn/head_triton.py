@@ -24,7 +24,7 @@ def nll_kernel(
     logits, targets, weights, asked, nll, to_row, V, filled, SLOTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """nll (n, S) of one row, and its gradient in place of its `filled` logits, of which those from V on are padding."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
+    LOG2_E: tl.constexpr = 1.4426950408889634  # type: ignore
     row, id = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     z, slots = logits + row * to_row, row * SLOTS
     top, mass = -float("inf"), 0.0

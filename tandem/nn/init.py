@@ -11,7 +11,7 @@ Schemes: Tandem's own (`normal`) and those with which the papers' results were o
 
 import functools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ def roles(network: nn.Module) -> dict[str, str]:
     found: dict[int, str] = {}
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            role = "norm" if isinstance(module, nn.RMSNorm | nn.LayerNorm) else getattr(module, "role", None)
+            role: Any = "norm" if isinstance(module, nn.RMSNorm | nn.LayerNorm) else getattr(module, "role", None)
             if role not in ROLES:
                 told = f"{type(module).__name__}.{name} has {f'role {role!r}' if role else 'no role'}"
                 raise AssertionError(f"{told}: give its module one of {', '.join(sorted(ROLES))}")

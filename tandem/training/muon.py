@@ -122,5 +122,6 @@ def _matrices(network: nn.Module) -> dict[tuple[int, ...], list[Tensor]]:
     for name, parameter in network.named_parameters():
         if role[name] in HIDDEN and parameter.ndim > 1:
             module = network.get_submodule(name.rpartition(".")[0])
-            found.setdefault(getattr(module, "parts", (parameter.shape[-2],)), []).append(parameter)
+            parts: Any = getattr(module, "parts", (parameter.shape[-2],))
+            found.setdefault(parts, []).append(parameter)
     return found

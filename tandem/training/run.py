@@ -105,7 +105,8 @@ class Run:
         if not self.steps:
             speed = self.speed = self.measure()
             with ranks.together():
-                self.steps = self._paid_steps(budget.amount, lambda *run: speed.seconds(self._flops(*run)))
+                seconds = lambda view, steps: speed.seconds(self._flops(view, steps))
+                self.steps = self._paid_steps(budget.amount, seconds)
             self.view = self._phases(self.steps)
         with ranks.together():
             self.rows.of_run(self.steps).require()
