@@ -123,7 +123,7 @@ def arms_of(
     sources = [Source(k, v, span) for (k, v), span in zip(kv, spans_of, strict=True)]
     # Ours last: if it broke the device, the others would fail, too.
     for backend in ("flex", "triton") if CUDA else ("tiled", "triton"):
-        plan = plan_attention(spans_of, [T] * len(spans), device=DEVICE, backend=backend)  # type: ignore
+        plan = plan_attention(spans_of, [T] * len(spans), device=DEVICE, backend=backend)
         run = lambda plan=plan: attend(tuple(q) if groups > 1 else q[0], sources, plan=plan)
         yield backend, backward(run, leaves, seeds)
 

@@ -60,7 +60,7 @@ class Steps:
         return autocast(DEVICE, self.dtype)
 
     def __call__(self, step: int) -> float:
-        return next(iter(take_step(self, step).means().values()))  # type: ignore[arg-type]
+        return next(iter(take_step(self, step).means().values()))
 
 
 def growth(run: Callable[[], object]) -> int:

@@ -206,7 +206,7 @@ class Tokenizer:
         """Whether no token of a byte-level tokenizer spans the places at which `_pieces` cuts."""
         if all("Ċ" not in token[1:] for token in self._inner.get_vocab(with_added_tokens=False)):
             return True
-        found = self._inner.pre_tokenizer.pre_tokenize_str("a\n1\né\n")  # type: ignore[union-attr]
+        found = self._inner.pre_tokenizer.pre_tokenize_str("a\n1\né\n")
         return {1, 3, 5} <= {start for _, (start, _) in found}
 
     def to_file(self, path: str | Path) -> None:
@@ -289,8 +289,8 @@ def content_hash(*contents: bytes | memoryview) -> str:
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # type: ignore
-    inner.decoder = decoders.ByteLevel()  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    inner.decoder = decoders.ByteLevel()
     return inner
 
 

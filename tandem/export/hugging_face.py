@@ -37,7 +37,7 @@ def keys(network: Network, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def write(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes source, tokenizer_config.json and generation_config.json."""
-    for name, source in model_source(type(network)).items():  # type: ignore
+    for name, source in model_source(type(network)).items():
         (folder / name).write_text(source, encoding="utf-8")
     end = tokenizer.end
     words: dict[str, Any] = {

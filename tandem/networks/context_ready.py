@@ -188,7 +188,7 @@ class ContextReady(Network):
 
     def correct(self, h: Tensor, e: Tensor, first: Tensor) -> Tensor:
         """c of positions with embeddings e, from what the positions before them carry."""
-        return self.correction(h, e, first, self.blocks[-1].mlp)  # type: ignore[arg-type]
+        return self.correction(h, e, first, self.blocks[-1].mlp)
 
     def _converged(self, e: Tensor, reader: Any, starts: Tensor) -> tuple[Tensor, int]:
         """Corrections of streaming, within the tolerance, and the passes they took, at most T + 1.

@@ -100,7 +100,7 @@ class PassesSession(ContextReadySession):
 
     def __init__(self, network: "ContextReady", rows: int):
         self.rows = rows
-        self.K: int = network.config.score_passes  # type: ignore[assignment]
+        self.K: int = network.config.score_passes
         super().__init__(network, self.K * rows)
 
     @torch.inference_mode()

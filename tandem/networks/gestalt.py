@@ -101,9 +101,9 @@ class Gestalt(Network):
         """steps: the sum over sentence steps of the mean of each; tokens: one mean over all labels."""
         boundary_logits: Literal["eos", "all"] = "eos"
         """Which boundary tokens have a logit: [EOS], or also [BOS] and a pad, as in the authors' release."""
-        dropout: GestaltDropout = GestaltDropout()  # type: ignore
+        dropout: GestaltDropout = GestaltDropout()
         """Dropout rates in training."""
-        streams: Streams = Streams()  # type: ignore
+        streams: Streams = Streams()
         """How text is cut into streams, and what changes during training."""
         moe: None = None
         """Mixtures of experts are not supported."""

@@ -132,7 +132,7 @@ class SerialBlock(Block):
         super().__init__(config, layer)
         self.memory = MemoryRead(config)
 
-    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
         x = self.read(x, reader, drop)
         return self.think(x + self.memory(x, self.layer, reader, drop), drop)
 
@@ -145,7 +145,7 @@ class SerialBlock(Block):
 class ParallelBlock(SerialBlock):
     """P."""
 
-    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, reader: Memory, *, drop: float = 0.0) -> Tensor:
         return self.think(self.read(x, reader, drop) + self.memory(x, self.layer, reader, drop), drop)
 
 

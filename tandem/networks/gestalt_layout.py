@@ -49,7 +49,7 @@ class Rectangle:
 
     def pick(self, y: Tensor, positions: int) -> Tensor:
         """The rectangle (R, H, L, D) to (1, H, positions, D), 0 after the first P."""
-        picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell, positions)  # type: ignore[assignment]
+        picked: Tensor = _Pick.apply(y.transpose(1, 2).flatten(0, 1), self.cell, positions)
         return picked.transpose(0, 1)[None]
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, way: tuple[Span, Plan], dropout: float = 0.0) -> Tensor:
@@ -107,7 +107,7 @@ class _Pick(torch.autograd.Function):
     """The inverse of _laid, then zeros up to `length`; the backward of index_select would add rows up one by one."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, index: Tensor, length: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx, y: Tensor, index: Tensor, length: int) -> Tensor:
         ctx.save_for_backward(index)
         ctx.cells, picked = len(y), y.new_empty(length, *y.shape[1:])
         torch.index_select(y, 0, index, out=picked[: len(index)])
@@ -115,7 +115,7 @@ class _Pick(torch.autograd.Function):
         return picked
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
+    def backward(ctx, grad: Tensor):
         (index,) = ctx.saved_tensors
         return _laid(grad[: len(index)], index, ctx.cells), None, None
 

@@ -301,7 +301,7 @@ class Network(nn.Module):
         hidden = self.read(batch, x, **how)
         return token_nll(hidden.flatten(0, 1), self.head, batch.targets.flatten()).view_as(batch.targets)
 
-    def compile(self, backend: str = "inductor") -> Self:  # type: ignore[override]
+    def compile(self, backend: str = "inductor") -> Self:
         """Compiles the blocks for training and for fixed sessions; scoring and other sessions stay eager."""
         compile_blocks(self.blocks, backend, self.rows_vary)
         return self

@@ -57,7 +57,7 @@ Streams = Tensor | tuple[Tensor, ...]
 class SPS(Decoder):
     """State-Prediction Separation: a stream that remembers and a stream that predicts, through the same blocks."""
 
-    stacks = None  # type: ignore - its reader, which has two streams, tells no `watch`
+    stacks = None  # its reader, which has two streams, tells no `watch`
 
     class Config(Decoder.Config):
         persistent: Stream = "inputs"

@@ -44,7 +44,7 @@ class CrossBlock(Block):
         self.cross_q_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
         self.cross_k_norm = nn.RMSNorm(D, eps=c.norm_eps) if c.qk_norm else None
 
-    def forward(self, x: Tensor, reader: CrossReader) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, reader: CrossReader) -> Tensor:
         """x (B, T, C) to (B, T, C)."""
         project, ask, finish = current_parts(self, reader)
         q, k, v = project(self, x, reader.rotation)

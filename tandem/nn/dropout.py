@@ -57,7 +57,7 @@ class Rates(Settings):
     """Rate for whole tokens of text: the vector, a learned position included, is set to 0."""
 
 
-NONE = Rates()  # type: ignore
+NONE = Rates()
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Masks:
         """In training, the masks of the rows of this batch; else none. A number is the rate of all but tokens."""
         if rates is None or batch.key is None or not torch.is_grad_enabled():
             return cls()
-        rates = rates if isinstance(rates, Rates) else Rates(residual=rates, attention=rates)  # type: ignore
+        rates = rates if isinstance(rates, Rates) else Rates(residual=rates, attention=rates)
         return cls(rates, (batch.key, batch.row))
 
     def enter(self, x: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:

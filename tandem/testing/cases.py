@@ -92,7 +92,7 @@ class _Half(nn.Module):
 
 def halving() -> ContextReady:
     """A network to work out by hand: blocks are the identity, F(norm(u)) = u / 2, every embedding is 1."""
-    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()  # type: ignore[call-arg]
+    network = Case("", ContextReady, ContextReady.Config(width=16, heads=2, depth=1)).build()
     assert isinstance(network, ContextReady)
     network.correction = _Half()  # type: ignore[assignment]
     block: Any = network.blocks[0]
@@ -127,8 +127,8 @@ def tasks(*networks: type[Network], settings: int | None = None) -> list[Task]:
     return [
         Task("-".join(filter(None, (name, setting))), cls(config))
         for name, cls in registered("objective").items()
-        if not any(cls.refusal(network) for network in networks)  # type: ignore[attr-defined]
-        for setting, config in [*cls.tiny().items()][:settings]  # type: ignore[attr-defined]
+        if not any(cls.refusal(network) for network in networks)
+        for setting, config in [*cls.tiny().items()][:settings]
     ]
 
 
@@ -150,7 +150,7 @@ def packed(rows: list[list[list[int]]]) -> PackedRows:
 class AsWritten(Order):
     """These documents, repeated forever in the given order."""
 
-    sources = ()  # type: ignore[assignment]
+    sources = ()
 
     def __init__(self, documents: list[list[int]]):
         lengths = np.array([len(text) for text in documents])
@@ -223,4 +223,4 @@ def refused(ask: Callable[[], object]) -> str:
 
 def asked(batch: Batch) -> Iterator[tuple[int, int]]:
     """(row, position) of every target."""
-    yield from map(tuple, (batch.targets != IGNORE).nonzero().tolist())  # type: ignore[misc]
+    yield from map(tuple, (batch.targets != IGNORE).nonzero().tolist())

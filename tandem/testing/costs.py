@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey  # type: ignore
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode

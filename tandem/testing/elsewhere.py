@@ -84,7 +84,7 @@ class _Elsewhere(Tensor):
     """A tensor of the device; `here` has its numbers."""
 
     here: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, here: Tensor):

@@ -31,10 +31,10 @@ def check_degeneracy(case: Case) -> None:
     config, plain, own = case.network.degenerate(case.config)
     network = replace(case, config=config).build()
     vocabulary = len(network.head)  # with the boundaries that it predicts
-    decoder = Case("decoder", registered("network")["decoder"], plain, vocabulary).build(seed=1)  # type: ignore[arg-type]
+    decoder = Case("decoder", registered("network")["decoder"], plain, vocabulary).build(seed=1)
     state = {other: value for name, value in network.state_dict().items() if (other := own(name)) is not None}
     decoder.load_state_dict(state)
-    for task in tasks(case.network, registered("network")["decoder"]):  # type: ignore[arg-type]
+    for task in tasks(case.network, registered("network")["decoder"]):
         batches = [replace(batch, blocks=None) for batch in task.batches(texts())]
         loss = backward(network, task.objective, batches)
         expected = backward(decoder, task.objective, [network.as_plain(batch) for batch in batches])

@@ -233,7 +233,7 @@ class Run:
         scratch.network = self._drawn()
         scratch._equip()
         scratch.progress = Progress()
-        scratch.schedule = lambda step: 0.0  # type: ignore[assignment]
+        scratch.schedule = lambda step: 0.0
         return measure(scratch)
 
     def batches(self, step: int) -> list[Any]:

@@ -73,7 +73,7 @@ def measured(folder, lengths, letters=lambda draw, n: draw.choice([*"aab"], size
     writer.append(*writer.tokenizer.encode_batch(["".join(letters(draw, n)) for n in lengths]))
     writer.close(["made up"])
     run = SimpleNamespace(corpus=SimpleNamespace(train=Store(folder / "store")), recipe=SimpleNamespace(seed=0))
-    return MutualInformation(MutualInformation.Config(classes=2, groups=groups)).measure(run)  # type: ignore[arg-type]
+    return MutualInformation(MutualInformation.Config(classes=2, groups=groups)).measure(run)
 
 
 def test_classes_are_the_most_frequent_ids_and_one_for_the_rest():

@@ -30,7 +30,7 @@ def measured(network, given, documents=None):
     )
     analysis, told = SentenceNumbers(SentenceNumbers.Config(documents=documents)), []
     analysis.told = lambda done, total: told.append((done, total))
-    record = analysis.measure(run)  # type: ignore[arg-type]
+    record = analysis.measure(run)
     assert told[-1][0] == told[-1][1]
     return record
 

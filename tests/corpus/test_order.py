@@ -85,7 +85,7 @@ def test_of_fewer_tokens_some_of_the_same_documents_are_read_epoch_after_epoch(s
         more, order = set(read), Order(store, seed=3)
         assert all(sorted(order.epoch(number).documents) == read.tolist() for number in (0, 1, 5))
         assert order.read(0, 2 * tokens)[0].tolist() == stream(order, 2)[0]
-        streams = SentenceStreams(store, 3, 1, 8, Streams(sentences=2, grow=0))  # type: ignore
+        streams = SentenceStreams(store, 3, 1, 8, Streams(sentences=2, grow=0))
         epoch = [streams.batch(step) for step in range(streams.per_epoch)]
         assert sum(len(batch.tokens) for batch in epoch) == streams.tokens == tokens
         bags = sum(n // 2 for n in store.lengths[read] if n > 2)

@@ -369,7 +369,7 @@ def real_sat(tmp_path):
 
     words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, ".": 4}
     inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>"}
     folder = tmp_path / "weights"
     PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(folder)
@@ -427,7 +427,7 @@ def test_options_that_do_not_fit_are_refused_as_the_recipe_is_read(options, said
 
 def test_a_tokenizer_that_changes_the_text_is_refused(tmp_path):
     inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     store = made(tmp_path / "store", ["a b. a"], Tokenizer(inner))
     with pytest.raises(UserError, match="this tokenizer changes the text"):
         segment(store, Segmentation())

@@ -27,8 +27,8 @@ TEXT = st.lists(st.one_of(st.text(), TELLING)).map("".join)
 def word_level() -> Tokenizer:
     """Not byte-level: lower case, white space lost, unknown words one id."""
     inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "é☃": 2, "house": 3}, unk_token="<unk>"))
-    inner.normalizer = normalizers.Lowercase()  # type: ignore
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.enable_padding(length=8)
     inner.enable_truncation(3)
     return Tokenizer(inner)
@@ -47,7 +47,7 @@ def test_what_is_changed_or_lost_before_text_becomes_tokens_is_known():
         (normalizers.Replace(tokenizers.Regex(r"\s+"), " "), "white space"),
     ):
         inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
-        inner.normalizer = normaliser  # type: ignore
+        inner.normalizer = normaliser
         assert Tokenizer(inner).altered == altered, normaliser
     for splitter, lost in (
         (pre_tokenizers.Whitespace(), "white space"),
@@ -56,7 +56,7 @@ def test_what_is_changed_or_lost_before_text_becomes_tokens_is_known():
         (pre_tokenizers.ByteLevel(), ""),
     ):
         inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
-        inner.pre_tokenizer = splitter  # type: ignore
+        inner.pre_tokenizer = splitter
         assert Tokenizer(inner).altered == lost, splitter
 
 
@@ -90,7 +90,7 @@ def test_pieces_change_no_token_that_reaches_over_a_line_break(monkeypatch, spli
     letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     inner = tokenizers.Tokenizer(models.BPE(letters | {"aĊ": 256}, [("a", "Ċ")]))
     split = {"nowhere": "<>", "at spaces": " ", "at line breaks": "\n"}[splits]
-    inner.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer, text = Tokenizer(inner), "aaaa aaaaaaa\n" * 3
@@ -152,9 +152,9 @@ def test_offsets_give_the_bytes_where_tokens_are_not_bytes():
 def test_bytes_add_up_where_a_byte_level_tokenizer_changes_the_text(change):
     inner = tokenizers.Tokenizer.from_str(TRAINED._inner.to_str())
     if change == "normaliser":
-        inner.normalizer = normalizers.NFKC()  # type: ignore
+        inner.normalizer = normalizers.NFKC()
     elif change == "space before":
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)])  # type: ignore
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)])
     else:
         inner.add_tokens([tokenizers.AddedToken("ﬁne", lstrip=True)])
     (ids,), (sizes,) = Tokenizer(inner).encode_batch(["the ﬁne ☃ ½"])
@@ -165,7 +165,7 @@ def test_bytes_add_up_where_a_byte_level_tokenizer_changes_the_text(change):
 def test_a_byte_level_tokenizer_that_drops_text_is_refused(loses):
     inner, byte_level = tokenizers.Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     before = {"white space": pre_tokenizers.Whitespace(), "split": pre_tokenizers.Split(" ", "removed")}
-    inner.pre_tokenizer = pre_tokenizers.Sequence([before[loses], byte_level] if loses in before else [byte_level])  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.Sequence([before[loses], byte_level] if loses in before else [byte_level])
     alphabet = pre_tokenizers.ByteLevel.alphabet() if loses in before else []
     inner.train_from_iterator(["the house"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
     tokenizer, text = Tokenizer(inner), "the house" + ("" if loses in before else "☃")
@@ -200,7 +200,7 @@ def test_gpt2_files_are_read(tmp_path):
 
 def test_a_document_end_that_a_text_can_spell_is_refused():
     inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     with pytest.raises(UserError, match="a text spells '</s>'"):
         Tokenizer(inner).encode("one </s> two")
 
@@ -220,7 +220,7 @@ def test_a_text_has_the_same_tokens_each_time_where_training_dropped_merges_at_r
 )
 def test_a_tokenizer_that_has_no_token_for_some_text_is_refused(model, text, unread):
     inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = Tokenizer(inner)
     assert tokenizer.encode("ab ab").tolist() in ([0, 1, 0, 1], [0, 0])
     with pytest.raises(UserError, match=f"corpus.tokenizer cannot read '{unread}': .*; train it with an unknown"):

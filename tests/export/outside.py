@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 for name in ("tandem", "pydantic"):
-    sys.modules[name] = None  # type: ignore[assignment] - importing it fails
+    sys.modules[name] = None  # importing it fails
 
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402

@@ -74,7 +74,7 @@ def test_a_loss_asks_no_token_of_padding_and_parts_add_up(decoder):
 
 
 def test_trainer_decays_no_norm_of_a_block(decoder):
-    decayed = Trainer.get_decay_parameter_names(None, decoder)  # type: ignore - it needs no self
+    decayed = Trainer.get_decay_parameter_names(None, decoder)  # it needs no self
     assert decayed == [name for name, parameter in decoder.named_parameters() if parameter.ndim > 1]
 
 

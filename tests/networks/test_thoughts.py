@@ -37,7 +37,7 @@ PAPER = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned"}
 
 def build(seed_of_weights=0, **settings) -> Gestalt:
     given = {"width": 16, "heads": 2, "depth": 4, "cap": 7, "memory": 3, "thought_from": 3, "dropout": NO_DROPOUT}
-    return Case("", Gestalt, Gestalt.Config(**given | settings)).build(seed_of_weights)  # type: ignore[return-value]
+    return Case("", Gestalt, Gestalt.Config(**given | settings)).build(seed_of_weights)
 
 
 def streams(lengths, seed=1, **more) -> StreamBatch:

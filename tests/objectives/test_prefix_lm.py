@@ -82,7 +82,7 @@ FREE = {
     },
     "gestalt-alternate": {
         **{"detach": True, "hinge": 0.5, "reduction": "tokens"},
-        **{"dropout": GestaltDropout(token=0.5), "streams": Streams(sentences=3)},  # type: ignore
+        **{"dropout": GestaltDropout(token=0.5), "streams": Streams(sentences=3)},
     },
 }
 

@@ -232,5 +232,5 @@ def test_the_commit_is_that_of_the_code(tmp_path, monkeypatch):
 
 def test_only_a_recipe_that_was_read_can_be_trained(tmp_path):
     with pytest.raises(UserError, match=r"recipe is str: pass what tandem\.load\(\.\.\.\) returns"):
-        pretrain("decoder/tiny", tmp_path / "run")  # type: ignore[arg-type]
+        pretrain("decoder/tiny", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -44,7 +44,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
     """Weights at the end of a run."""
     recipe = load(str(folder / "recipe.yaml"))
     network = built(recipe, 1, ALONE).network
-    restore(latest(folder / "checkpoints"), network)  # type: ignore[arg-type]
+    restore(latest(folder / "checkpoints"), network)
     return network.state_dict()
 
 
